@@ -1,0 +1,174 @@
+"""Every way in which a request can fail, as classes that both sides of the pipe know.
+
+Knows kinds and messages; knows no HTTP status (service/errors.py has that table).
+
+    Failure
+    ├── InvalidRequest          the request is wrong and would be wrong again
+    │   ├── InvalidValue  MissingField  UnsupportedValue  UnsupportedTask  WrongModelKind
+    │   ├── UndecodableAudio  EmptyAudio
+    │   ├── PayloadTooLarge  AudioTooLong
+    │   └── UnsupportedMediaType
+    ├── NotFound                there is no such route, model, session, …
+    │   └── ModelNotFound
+    ├── MethodNotAllowed
+    ├── QueueFull               too much is waiting; later is better
+    ├── Unavailable             a part of the house cannot serve now
+    │   ├── ModelNotConfigured  WorkerCrashed  WorkerStarting  DiskFull  ShuttingDown
+    ├── RequestTimeout
+    ├── RequestCancelled        the client went away; only the log sees it
+    └── InternalError           a bug of ours
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import ClassVar
+
+
+class Kind(StrEnum):
+    """The name a failure has on the pipe and, as `code`, in an error body."""
+
+    INVALID_REQUEST = "invalid_request"
+    INVALID_VALUE = "invalid_value"
+    MISSING_FIELD = "missing_field"
+    UNSUPPORTED_VALUE = "unsupported_value"
+    UNSUPPORTED_TASK = "unsupported_task"
+    WRONG_MODEL_KIND = "wrong_model_kind"
+    UNDECODABLE_AUDIO = "undecodable_audio"
+    EMPTY_AUDIO = "empty_audio"
+    PAYLOAD_TOO_LARGE = "payload_too_large"
+    AUDIO_TOO_LONG = "audio_too_long"
+    UNSUPPORTED_MEDIA_TYPE = "unsupported_media_type"
+    NOT_FOUND = "not_found"
+    MODEL_NOT_FOUND = "model_not_found"
+    METHOD_NOT_ALLOWED = "method_not_allowed"
+    QUEUE_FULL = "queue_full"
+    MODEL_NOT_CONFIGURED = "model_not_configured"
+    WORKER_CRASHED = "worker_crashed"
+    WORKER_STARTING = "worker_starting"
+    DISK_FULL = "disk_full"
+    SHUTTING_DOWN = "shutting_down"
+    REQUEST_TIMEOUT = "request_timeout"
+    REQUEST_CANCELLED = "request_cancelled"
+    INTERNAL_ERROR = "internal_error"
+
+
+class Failure(Exception):
+    """A request's failure, worded for the person who made the request.
+
+    `param` names the field at fault, where there is one. `retry` says whether the same request
+    may succeed later; None leaves the answer to the kind.
+    """
+
+    kind: ClassVar[Kind]
+
+    def __init__(self, message: str, *, param: str | None = None, retry: bool | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.retry = retry
+
+
+class InvalidRequest(Failure):
+    kind = Kind.INVALID_REQUEST
+
+
+class InvalidValue(InvalidRequest):
+    kind = Kind.INVALID_VALUE
+
+
+class MissingField(InvalidRequest):
+    kind = Kind.MISSING_FIELD
+
+
+class UnsupportedValue(InvalidRequest):
+    kind = Kind.UNSUPPORTED_VALUE
+
+
+class UnsupportedTask(InvalidRequest):
+    kind = Kind.UNSUPPORTED_TASK
+
+
+class WrongModelKind(InvalidRequest):
+    kind = Kind.WRONG_MODEL_KIND
+
+
+class UndecodableAudio(InvalidRequest):
+    kind = Kind.UNDECODABLE_AUDIO
+
+
+class EmptyAudio(InvalidRequest):
+    kind = Kind.EMPTY_AUDIO
+
+
+class PayloadTooLarge(InvalidRequest):
+    kind = Kind.PAYLOAD_TOO_LARGE
+
+
+class AudioTooLong(InvalidRequest):
+    kind = Kind.AUDIO_TOO_LONG
+
+
+class UnsupportedMediaType(InvalidRequest):
+    kind = Kind.UNSUPPORTED_MEDIA_TYPE
+
+
+class NotFound(Failure):
+    kind = Kind.NOT_FOUND
+
+
+class ModelNotFound(NotFound):
+    kind = Kind.MODEL_NOT_FOUND
+
+
+class MethodNotAllowed(Failure):
+    kind = Kind.METHOD_NOT_ALLOWED
+
+
+class QueueFull(Failure):
+    kind = Kind.QUEUE_FULL
+
+
+class Unavailable(Failure):
+    """The common parent of what a 503 says; it has no kind of its own."""
+
+
+class ModelNotConfigured(Unavailable):
+    kind = Kind.MODEL_NOT_CONFIGURED
+
+
+class WorkerCrashed(Unavailable):
+    kind = Kind.WORKER_CRASHED
+
+
+class WorkerStarting(Unavailable):
+    kind = Kind.WORKER_STARTING
+
+
+class DiskFull(Unavailable):
+    kind = Kind.DISK_FULL
+
+
+class ShuttingDown(Unavailable):
+    kind = Kind.SHUTTING_DOWN
+
+
+class RequestTimeout(Failure):
+    kind = Kind.REQUEST_TIMEOUT
+
+
+class RequestCancelled(Failure):
+    kind = Kind.REQUEST_CANCELLED
+
+
+class InternalError(Failure):
+    kind = Kind.INTERNAL_ERROR
+
+
+def _leaves(parent: type[Failure]) -> list[type[Failure]]:
+    """`parent` and all its descendants that have a kind."""
+    found = [parent] if "kind" in parent.__dict__ else []
+    return found + [leaf for child in parent.__subclasses__() for leaf in _leaves(child)]
+
+
+BY_KIND: dict[Kind, type[Failure]] = {leaf.kind: leaf for leaf in _leaves(Failure)}

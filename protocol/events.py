@@ -1,0 +1,123 @@
+"""What a worker can answer. Each kind of job has its own terminal event; Failed ends any of them.
+
+Knows nothing about HTTP. Times are seconds in the audio that the job named.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from protocol.errors import Kind
+
+ModelKind = Literal["whisper"]
+
+
+class Model(msgspec.Struct, frozen=True):
+    """What the service needs to know of a loaded model; the weights and tokenizer stay in the worker."""
+
+    id: str
+    kind: ModelKind
+    languages: tuple[str, ...]
+    """Codes it can be asked for; one alone means that it detects nothing."""
+    translates: bool
+    """Trained to translate into English."""
+    parameters: int
+    dtype: str
+
+
+class Backend(msgspec.Struct, frozen=True):
+    """What the worker computes with."""
+
+    name: Literal["cpu", "metal", "cuda", "none"]
+    version: str = ""
+    """Of MLX."""
+    blas: str = ""
+    """For people: "OpenBLAS 0.3.34 (scipy-openblas32)"; empty where MLX needs none."""
+    slow: bool = False
+    """True when MLX would run on the reference BLAS, fifty times slower."""
+    compiler: str = ""
+    """The C++ compiler MLX's CPU kernels are built with; empty: none found, or none needed."""
+
+
+class Loading(msgspec.Struct, frozen=True, tag="loading"):
+    """Proof of life before Ready (always job 0). `done` of `total` bytes while something is fetched."""
+
+    message: str
+    done: int = 0
+    total: int = 0
+
+
+class Ready(msgspec.Struct, frozen=True, tag="ready"):
+    """The engine can serve (always job 0)."""
+
+    capacity: int
+    """How many jobs it takes at once; more wait in the service's queue."""
+    backend: Backend = Backend(name="none")
+    model: Model | None = None
+
+
+class Progress(msgspec.Struct, frozen=True, tag="progress"):
+    """Proof of life; seconds of audio that are done, of all there is (0: not known)."""
+
+    done: float
+    total: float
+
+
+class Decoded(msgspec.Struct, frozen=True, tag="decoded"):
+    """Ends Decode: the target holds `samples` samples at 16 kHz."""
+
+    samples: int
+    decoder: Literal["soundfile", "pyav"]
+    container: str
+    """As the decoder names it, for the log."""
+    elapsed_ms: float
+
+
+class Segment(msgspec.Struct, frozen=True, tag="segment"):
+    """One finished segment. `seek` is in mel frames of 10 ms, as Whisper counts; `tokens` hold timestamps too."""
+
+    start: float
+    end: float
+    text: str
+    tokens: tuple[int, ...]
+    seek: int
+    temperature: float
+    avg_logprob: float
+    compression_ratio: float
+    no_speech_prob: float
+
+
+class Timings(msgspec.Struct, frozen=True):
+    """Milliseconds inside the speech worker; 0 for a phase that did not run or that is part of `decode`."""
+
+    mel: float = 0.0
+    encode: float = 0.0
+    decode: float = 0.0
+    align: float = 0.0
+
+
+class Transcribed(msgspec.Struct, frozen=True, tag="transcribed"):
+    """Ends Transcribe. All segments went before it."""
+
+    language: str | None
+    """The code; None when nothing was spoken and none was asked for."""
+    language_probability: float | None
+    """Of the detection; None when the language was given."""
+    timings: Timings
+
+
+class Failed(msgspec.Struct, frozen=True, tag="failed"):
+    """Ends any job, or, as job 0, the start of the worker. `message` is for the client: no path, no traceback."""
+
+    kind: Kind
+    message: str
+    param: str | None = None
+    retry: bool | None = None
+
+
+Event = Progress | Decoded | Segment | Transcribed | Failed
+FromWorker = Loading | Ready | Event
+TERMINAL = (Decoded, Transcribed, Failed)
+"""After one of these a job's id is free."""

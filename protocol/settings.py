@@ -1,0 +1,37 @@
+"""What a worker is told once, as its first frame: which engine it is and the engine's defaults.
+
+Knows no path of its own and reads no environment: the service fills these in from its configuration.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+SAMPLE_RATE = 16_000
+"""Samples per second of every `Pcm`: what Whisper's mel filters are made for (openai/whisper audio.py)."""
+
+
+class MediaSettings(msgspec.Struct, frozen=True, tag="media"):
+    """Limits of one media process. It reads clients' files, so nothing in it is trusted."""
+
+    max_audio_seconds: float = 4 * 3600.0
+    max_decode_seconds: float = 300.0
+    """Wall-clock seconds that one file may take."""
+    memory_bytes: int = 2 << 30
+    """Address space that the process may add to what it has after its imports (RLIMIT_AS; not enforced by macOS)."""
+
+
+class OracleSettings(msgspec.Struct, frozen=True, tag="oracle"):
+    """mlx-whisper's own `transcribe`, one job at a time."""
+
+    model: str
+    """A folder, a Hugging Face id or a starter's name."""
+    data_dir: str
+    """Where converted starters and the prepared BLAS are kept."""
+    threads: int = 0
+    """BLAS threads; 0: one for each core that this process may use."""
+    offline: bool = False
+    """Never ask the Hugging Face hub."""
+
+
+Settings = MediaSettings | OracleSettings

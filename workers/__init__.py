@@ -1,0 +1,1 @@
+"""Processes that do the work: media decoding and models. Never imports service."""
