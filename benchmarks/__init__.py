@@ -1,0 +1,1 @@
+"""What `make bench` runs: each figure beside a peer's in the same run, medians and ratios, no verdicts."""
