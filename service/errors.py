@@ -1,0 +1,99 @@
+"""Failures as HTTP answers: the one table from kinds to statuses, and the error body.
+
+Knows no endpoint. No other file names the status of a failure.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import msgspec
+from starlette.responses import Response
+
+from protocol.errors import BY_KIND, Failure, Kind
+
+
+@dataclass(frozen=True)
+class Answer:
+    """How a kind of failure is told. `wait_s` goes into the retry hints; `again` False asks SDKs not to retry."""
+
+    status: int
+    type: str
+    wait_s: float | None = None
+    again: bool | None = None
+
+
+_INVALID = Answer(400, "invalid_request_error")
+_TOO_LARGE = Answer(413, "invalid_request_error")
+_NOT_FOUND = Answer(404, "not_found_error")
+
+STATUS: dict[Kind, Answer] = {
+    Kind.INVALID_REQUEST: _INVALID,
+    Kind.INVALID_VALUE: _INVALID,
+    Kind.MISSING_FIELD: _INVALID,
+    Kind.UNSUPPORTED_VALUE: _INVALID,
+    Kind.UNSUPPORTED_TASK: _INVALID,
+    Kind.WRONG_MODEL_KIND: _INVALID,
+    Kind.UNDECODABLE_AUDIO: _INVALID,
+    Kind.EMPTY_AUDIO: _INVALID,
+    Kind.PAYLOAD_TOO_LARGE: _TOO_LARGE,
+    Kind.AUDIO_TOO_LONG: _TOO_LARGE,
+    Kind.UNSUPPORTED_MEDIA_TYPE: Answer(415, "invalid_request_error"),
+    Kind.NOT_FOUND: _NOT_FOUND,
+    Kind.MODEL_NOT_FOUND: _NOT_FOUND,
+    Kind.METHOD_NOT_ALLOWED: Answer(405, "invalid_request_error"),
+    Kind.QUEUE_FULL: Answer(429, "rate_limit_error", wait_s=2),
+    Kind.MODEL_NOT_CONFIGURED: Answer(503, "service_unavailable_error", wait_s=60, again=False),
+    Kind.WORKER_CRASHED: Answer(503, "service_unavailable_error", wait_s=1),
+    Kind.WORKER_STARTING: Answer(503, "service_unavailable_error", wait_s=5),
+    Kind.DISK_FULL: Answer(503, "service_unavailable_error", wait_s=30),
+    Kind.SHUTTING_DOWN: Answer(503, "service_unavailable_error", wait_s=5),
+    Kind.REQUEST_TIMEOUT: Answer(504, "timeout_error"),
+    Kind.REQUEST_CANCELLED: Answer(499, "request_cancelled"),
+    # A bug meets the same request again; a retry would only upload the file once more.
+    Kind.INTERNAL_ERROR: Answer(500, "server_error", again=False),
+}
+
+CLIENT_GONE = STATUS[Kind.REQUEST_CANCELLED].status
+"""The status that only the log sees."""
+
+
+def failure(kind: Kind, message: str, param: str | None = None, retry: bool | None = None) -> Failure:
+    """The exception for what a worker sent as Failed."""
+    return BY_KIND[kind](message, param=param, retry=retry)
+
+
+def body(error: Failure) -> dict[str, object]:
+    """The value of the key `error`, with all four keys, as OpenAI's SDK reads it."""
+    return {
+        "message": error.message,
+        "type": STATUS[error.kind].type,
+        "param": error.param,
+        "code": error.kind.value,
+    }
+
+
+def headers(error: Failure) -> dict[str, str]:
+    """The retry hints; empty where the status alone says it."""
+    answer = STATUS[error.kind]
+    again = answer.again if error.retry is None else error.retry
+    hints: dict[str, str] = {}
+    if answer.wait_s is not None:
+        hints["retry-after"] = str(math.ceil(answer.wait_s))
+        hints["retry-after-ms"] = str(round(answer.wait_s * 1000))
+    if again is False:
+        hints["x-should-retry"] = "false"
+    return hints
+
+
+def response(error: Failure, more: Mapping[str, object] | None = None, *, allow: str | None = None) -> Response:
+    """The whole answer. `more` stands beside `error` in the body; `allow` is a 405's header."""
+    extra = {"allow": allow} if allow is not None else {}
+    return Response(
+        msgspec.json.encode({"error": body(error), **(more or {})}),
+        STATUS[error.kind].status,
+        headers(error) | extra,
+        media_type="application/json",
+    )

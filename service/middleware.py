@@ -1,0 +1,108 @@
+"""What every request gets, whatever its route: an id, a line in the log, an answer, and a reader for its body.
+
+Knows ASGI messages; knows no route and no failure but the unforeseen one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import secrets
+import time
+from collections.abc import MutableMapping
+from typing import Any
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from protocol.errors import InternalError
+from service import errors
+
+log = logging.getLogger("starling.http")
+
+DRAIN_S = 5.0
+"""Seconds for which the rest of a refused body is read. Closing on unread bytes would reset the connection, and the
+client would see that instead of the refusal; a client that stops sending ends the wait."""
+
+_ID = re.compile(r"[\x20-\x7e]{1,128}")
+
+
+class Exchange:
+    """Wraps an app: x-request-id on every answer, 500 for the unforeseen, one log line, refused bodies drained."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        request_id = request_id_of(Headers(scope=scope))
+        exchange = _Exchange(scope, receive, send, request_id)
+        began = time.perf_counter()
+        try:
+            await self.app(scope, exchange.receive, exchange.send)
+        except Exception:
+            log.exception("%s failed", request_id)
+            await exchange.fail()
+        finally:
+            _note(scope, exchange.status, time.perf_counter() - began, request_id)
+
+
+def request_id_of(headers: Headers) -> str:
+    """The client's own id when it is 1 to 128 printable ASCII characters, else a new one."""
+    given = headers.get("x-request-id", "")
+    return given if _ID.fullmatch(given) else f"req_{secrets.token_hex(12)}"
+
+
+def _note(scope: Scope, status: int | None, seconds: float, request_id: str) -> None:
+    said = "cut off" if status is None else status
+    log.info("%s %.200r %s %.0f ms %s", scope["method"], scope["path"], said, seconds * 1000, request_id)
+
+
+class _Exchange:
+    """One request's messages, both ways."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send, request_id: str) -> None:
+        self.scope = scope
+        self._receive = receive
+        self._send = send
+        self._request_id = request_id
+        self._unread = True
+        self.status: int | None = None
+
+    async def receive(self) -> Message:
+        message = await self._receive()
+        if message["type"] == "http.disconnect" or not message.get("more_body", False):
+            self._unread = False
+        return message
+
+    async def send(self, message: MutableMapping[str, Any]) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            message.setdefault("headers", [])
+            MutableHeaders(raw=message["headers"])["x-request-id"] = self._request_id
+        if self.status == errors.CLIENT_GONE:
+            return
+        if message["type"] == "http.response.body" and not message.get("more_body", False) and self._unread:
+            await self._send({**message, "more_body": True})
+            await self._drain()
+            message = {"type": "http.response.body", "body": b"", "more_body": False}
+        await self._send(message)
+
+    async def fail(self) -> None:
+        """Answer for an exception that nobody foresaw. A body that has begun can only be cut."""
+        if self.status is not None:
+            return
+        told = f"The server met an error of its own; its log has it under request id {self._request_id}."
+        await errors.response(InternalError(told))(self.scope, self.receive, self.send)
+
+    async def _drain(self) -> None:
+        """Read and forget what the client still sends; the answer has been given already."""
+        try:
+            async with asyncio.timeout(DRAIN_S):
+                while self._unread:
+                    await self.receive()
+        except TimeoutError:
+            log.debug("%s: the client goes on sending a body that was refused", self._request_id)
