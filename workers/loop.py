@@ -1,15 +1,39 @@
-"""The loop every worker process runs over its engine. Knows frames and queues; knows no model."""
+"""The loop every worker process runs over its engine. Knows frames and queues; knows no model.
+
+Two threads: a reader that turns frames into an Inbox, and the main thread, which alone touches the engine.
+
+    an end of stream            the process ends at once, also within a step
+    a garbled frame             the process ends with status 1
+    Failure out of admit        that job is refused
+    any other error in admit    logged; that job fails with internal_error, the others go on
+    any error in step, cancel   the engine's state is unknown: all its jobs fail with internal_error, the process ends
+    Cancel                      answered by Failed(request_cancelled); for a job inside a blocking step the process
+                                ends with wire.CANCELLED_EXIT instead
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Protocol, TypeVar
+import os
+import queue
+import socket
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterable
+from typing import Any, BinaryIO, Generic, NoReturn, Protocol, TypeVar
 
-from protocol.events import Event, Ready
-from protocol.jobs import Job
+from protocol.errors import Failure, InternalError, RequestCancelled
+from protocol.events import TERMINAL, Event, Failed, FromWorker, Loading, Ready
+from protocol.jobs import Cancel, Job, ToWorker
+from protocol.settings import Settings
+from protocol.wire import CANCELLED_EXIT, Codec, FrameError, frame
 
 Emit = Callable[[Event], None]
-"""Answers one job; the loop knows which. After a terminal event further calls are dropped."""
+"""Answers one job; the loop knows which. After a terminal event further calls are dropped. Main thread only."""
+
+Send = Callable[[tuple[int, FromWorker]], None]
+Report = Callable[[Loading], None]
+"""Says what loading is at. Any thread may call it."""
 
 H = TypeVar("H")
 """Whatever the engine calls a job that it has admitted."""
@@ -40,3 +64,204 @@ class Engine(Protocol[H]):
 
         Raises nothing that concerns one job alone: that is emitted as Failed.
         """
+
+
+Build = Callable[[Settings, Report], Engine[Any]]
+
+
+class Inbox:
+    """Frames on their way from the reader thread to the main thread.
+
+    Its lock also settles the race between a Cancel and the step that runs the job: a frame is either
+    seen before that step begins or is known to have come within it.
+    """
+
+    def __init__(self) -> None:
+        self._frames: queue.SimpleQueue[tuple[int, ToWorker] | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._stepping: set[int] = set()
+
+    def put(self, job: int, message: ToWorker) -> bool:
+        """False, and nothing is kept, when `message` cancels a job that a blocking step is running."""
+        with self._lock:
+            if isinstance(message, Cancel) and job in self._stepping:
+                return False
+            self._frames.put((job, message))
+            return True
+
+    def close(self) -> None:
+        """After the frames that are there, `take` raises EOFError."""
+        self._frames.put(None)
+
+    def take(self, *, wait: bool) -> tuple[int, ToWorker] | None:
+        """The next frame; None when there is none and `wait` is false. Raises EOFError at the end."""
+        try:
+            taken = self._frames.get(block=wait)
+        except queue.Empty:
+            return None
+        if taken is None:
+            raise EOFError
+        return taken
+
+    def begin_step(self, running: Iterable[int]) -> bool:
+        """`running` are now inside a blocking step. False, and they are not, when a frame came first."""
+        with self._lock:
+            if not self._frames.empty():
+                return False
+            self._stepping.update(running)
+            return True
+
+    def leave_step(self, job: int) -> None:
+        """`job` has ended; from here on its Cancel is late and harmless."""
+        with self._lock:
+            self._stepping.discard(job)
+
+    def end_step(self) -> None:
+        with self._lock:
+            self._stepping.clear()
+
+
+class _Desk(Generic[H]):
+    """The jobs that the engine holds, and who gets which answer."""
+
+    def __init__(self, engine: Engine[H], inbox: Inbox, send: Send) -> None:
+        self._engine = engine
+        self._inbox = inbox
+        self._send = send
+        self._open: set[int] = set()
+        self._handles: dict[int, H] = {}
+
+    def emit(self, job: int, event: Event) -> None:
+        if job not in self._open:
+            return
+        if isinstance(event, TERMINAL):
+            # Before the answer goes out: who has read it may cancel late, and that must not end the process.
+            self._inbox.leave_step(job)
+            self._open.discard(job)
+            self._handles.pop(job, None)
+        self._send((job, event))
+
+    def admit(self, job: int, message: Job) -> None:
+        self._open.add(job)
+        try:
+            handle = self._engine.admit(message, lambda event: self.emit(job, event))
+        except Failure as refusal:
+            self.emit(job, failed(refusal))
+        except Exception:
+            traceback.print_exc()
+            self.emit(job, failed(_internal_error()))
+        else:
+            if job in self._open:
+                self._handles[job] = handle
+
+    def cancel(self, job: int) -> None:
+        if job in self._open:
+            self._engine.cancel(self._handles[job])
+            self.emit(job, failed(RequestCancelled("the request was cancelled")))
+
+    def step(self) -> None:
+        if not self._inbox.begin_step(self._handles if self._engine.blocking else ()):
+            return
+        try:
+            self._engine.step()
+        finally:
+            self._inbox.end_step()
+
+    def fail_all(self) -> None:
+        for job in tuple(self._open):
+            self.emit(job, failed(_internal_error()))
+
+
+def run(engine: Engine[H], inbox: Inbox, send: Send) -> None:
+    """Serve until the inbox ends. What `step` or `cancel` raises fails all jobs and is raised again."""
+    desk = _Desk(engine, inbox, send)
+    try:
+        while True:
+            try:
+                taken = inbox.take(wait=not engine.busy)
+            except EOFError:
+                return
+            match taken:
+                case None:
+                    desk.step()
+                case (job, Cancel()):
+                    desk.cancel(job)
+                case (job, message):
+                    desk.admit(job, message)
+    except Exception:
+        desk.fail_all()
+        raise
+
+
+def serve(fd: int, build: Build) -> NoReturn:
+    """Be the worker behind the socket `fd`, to the end of the process.
+
+    Exit status: 0 at the end of the stream and after a refusal to start, 1 after a bug or a garbled frame.
+    """
+    status = 1
+    try:
+        _serve(fd, build)
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    sys.stdout.flush()
+    # Not sys.exit: the reader holds the pipe's lock, and interpreters abort over that on their way out.
+    os._exit(status)
+
+
+def failed(failure: Failure) -> Failed:
+    """`failure` as it crosses the pipe."""
+    return Failed(kind=failure.kind, message=failure.message, param=failure.param, retry=failure.retry)
+
+
+def _serve(fd: int, build: Build) -> None:
+    link = socket.socket(fileno=fd)
+    # A child of ours (a compiler, say) that kept the pipe open would hide our death from the service.
+    link.set_inheritable(False)
+    pipe = link.makefile("rb")
+    first = Codec[Settings](Settings).read(pipe)
+    if first is None:
+        return
+    send, inbox = _sender(link), Inbox()
+    threading.Thread(target=_read, args=(pipe, inbox), name="reader", daemon=True).start()
+    try:
+        engine = build(first[1], lambda loading: send((0, loading)))
+    except Failure as refusal:
+        send((0, failed(refusal)))
+        return
+    send((0, engine.ready))
+    run(engine, inbox, send)
+
+
+def _read(pipe: BinaryIO, inbox: Inbox) -> None:
+    """The reader thread. It never returns while the process lives."""
+    codec = Codec[ToWorker](ToWorker)
+    try:
+        while (taken := codec.read(pipe)) is not None:
+            if not inbox.put(*taken):
+                os._exit(CANCELLED_EXIT)
+    except FrameError:
+        traceback.print_exc()
+        os._exit(1)
+    except ConnectionError:
+        pass  # The service died with frames of ours unread: an end of stream like any other.
+    # Nothing is flushed: the main thread may be stuck in a print, with stdout's lock in its hands.
+    os._exit(0)
+
+
+def _sender(link: socket.socket) -> Send:
+    lock = threading.Lock()  # Reports of loading may come from a downloader's threads.
+
+    def send(answer: tuple[int, FromWorker]) -> None:
+        data = frame(*answer)
+        with lock:
+            try:
+                link.sendall(data)
+            except ConnectionError:
+                os._exit(0)  # The service is gone; the reader is about to see the same.
+
+    return send
+
+
+def _internal_error() -> InternalError:
+    return InternalError("the worker met an error of its own; its log has the details")

@@ -1,0 +1,83 @@
+"""A worker pool without processes: scripts of events by job type. Knows service.worker.Worker; knows no pipe.
+
+FakeWorker("media", {Decode: [Progress(done=1, total=2), Decoded(...)]})
+FakeWorker("speech", {Transcribe: [EmptyAudio("there is nothing in it")]})        refuses
+FakeWorker("speech", {Transcribe: [Segment(...), gate, Transcribed(...)]})        waits for an asyncio.Event
+FakeWorker("media", {Decode: lambda job: write_pcm(job.target) or [Decoded(...)]})   looks at the job
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from typing import Any
+
+from protocol.errors import BY_KIND, Failure
+from protocol.events import TERMINAL, Event, Failed, Loading, Ready
+from protocol.jobs import Job
+from service.worker import ProcessStats, State
+
+Step = Event | Failure | asyncio.Event
+"""An event is yielded, a failure raised; an asyncio.Event is waited for."""
+
+Script = Sequence[Step] | Callable[[Any], Sequence[Step]]
+
+
+class FakeWorker:
+    """Satisfies service.worker.Worker. `jobs` holds what was asked, `cancelled` what was left before its end."""
+
+    def __init__(
+        self,
+        name: str,
+        script: Mapping[type[Job], Script],
+        *,
+        ready: Ready | None = None,
+        loading: Loading | None = None,
+        failure: Failure | None = None,
+    ) -> None:
+        self.name = name
+        self.ready = ready
+        self.loading = loading
+        self.failure = failure
+        self.jobs: list[Job] = []
+        self.cancelled: list[Job] = []
+        self.running = 0
+        self.state: State = "ready" if ready else "broken" if failure else "starting"
+        self._script = script
+
+    async def run(self, job: Job) -> AsyncGenerator[Event, None]:
+        self.jobs.append(job)
+        if self.failure is not None:
+            raise self.failure
+        self.running += 1
+        ended = False
+        try:
+            script = self._script[type(job)]
+            for step in script(job) if callable(script) else script:
+                if isinstance(step, asyncio.Event):
+                    await step.wait()
+                    continue
+                ended = isinstance(step, Failure | TERMINAL)
+                if isinstance(step, Failed):
+                    raise BY_KIND[step.kind](step.message, param=step.param, retry=step.retry)
+                if isinstance(step, Failure):
+                    raise step
+                yield step
+            assert ended, f"the script for {type(job).__name__} has no terminal event"
+        finally:
+            self.running -= 1
+            if not ended:
+                self.cancelled.append(job)
+
+    def stats(self) -> list[ProcessStats]:
+        return [
+            ProcessStats(
+                name=self.name, pid=None, state=self.state, rss_bytes=0, restarts=0, queued=0, running=self.running
+            )
+        ]
+
+    async def start(self) -> None:
+        """Nothing to spawn."""
+
+    async def stop(self, grace: float) -> None:
+        self.state = "stopped"
