@@ -5,13 +5,30 @@ Knows names and values; starts nothing.
 
 from __future__ import annotations
 
+import argparse
+import difflib
+import math
 import os
+import re
 import sys
+import tomllib
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import Meta
+
+PREFIX = "STARLING_"
+CONFIG_VARIABLE = "STARLING_CONFIG"
+"""Names the TOML file when `--config` does not; the one variable that is no setting."""
+
+_SIZES = {"b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
+_BOOLEANS = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
+
+
+class ConfigError(Exception):
+    """A setting that cannot be used; the message names it, where it came from and what is allowed."""
 
 
 def default_data_dir() -> str:
@@ -50,3 +67,155 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     keepalive_s: Annotated[float, Meta(gt=0, description="seconds between comments on a silent stream")] = 15.0
     grace: Annotated[float, Meta(ge=0, description="seconds that running work may take at shutdown")] = 10.0
     log_level: Annotated[Literal["debug", "info", "warning", "error"], Meta(description="how much is logged")] = "info"
+
+
+class Setting(NamedTuple):
+    """One field of Config, as its annotation describes it."""
+
+    name: str
+    type: Any
+    description: str
+
+    @property
+    def flag(self) -> str:
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def is_bool(self) -> bool:
+        return get_args(self.type)[0] is bool
+
+    @property
+    def in_bytes(self) -> bool:
+        return self.name.endswith("_bytes")
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """The values it may have, where they are names; empty otherwise."""
+        kind = get_args(self.type)[0]
+        return get_args(kind) if get_origin(kind) is Literal else ()
+
+    @property
+    def metavar(self) -> str:
+        if self.choices:
+            return "|".join(self.choices)
+        number = {int: "BYTES" if self.in_bytes else "N", float: "SECONDS"}
+        return number.get(get_args(self.type)[0]) or self.name.rpartition("_")[2].upper()
+
+
+def settings() -> dict[str, Setting]:
+    """Every setting by name, in Config's order."""
+    hints = get_type_hints(Config, include_extras=True)
+    return {name: Setting(name, hint, _description(hint)) for name, hint in hints.items()}
+
+
+def _description(hint: Any) -> str:
+    return next(meta.description for meta in get_args(hint)[1:] if isinstance(meta, Meta) and meta.description)
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """One flag for each setting; only those that are given appear in the parsed namespace, unconverted."""
+    defaults = Config()
+    group = parser.add_argument_group("settings", f"each also as {PREFIX}NAME and as `name = …` in the --config file")
+    for setting in settings().values():
+        default = _shown(setting, getattr(defaults, setting.name))
+        text = f"{setting.description} ({default})".replace("%", "%%")
+        if setting.is_bool:
+            action = argparse.BooleanOptionalAction
+            group.add_argument(setting.flag, action=action, default=argparse.SUPPRESS, help=text)
+        else:
+            group.add_argument(setting.flag, metavar=setting.metavar, default=argparse.SUPPRESS, help=text)
+
+
+def _shown(setting: Setting, default: object) -> str:
+    if setting.is_bool:
+        return "on" if default else "off"
+    if setting.in_bytes and isinstance(default, int):
+        return f"{default >> 20}MiB"
+    return f"{default:g}" if isinstance(default, float) else str(default) or "none"
+
+
+def load(file: str | Path | None, environ: Mapping[str, str], flags: Mapping[str, object]) -> Config:
+    """Flags before environment before file before defaults. Raises ConfigError for the first thing wrong.
+
+    `flags` is what `add_flags` parsed. An empty variable is no value. Relative folders are made absolute.
+    """
+    values: dict[str, object] = {}
+    known = settings()
+    for given in (*_from_file(file), *_from_environment(environ), *_from_flags(flags)):
+        if given.name not in known:
+            raise ConfigError(f"{given.source}: unknown setting{_hint(given, known)}")
+        values[given.name] = _convert(given, known[given.name])
+    config = Config(**values)  # type: ignore[arg-type]  # each value was converted to its field's type
+    if config.llm_model:
+        raise ConfigError("llm_model: not yet supported; leave it empty")
+    return msgspec.structs.replace(config, data_dir=str(Path(config.data_dir).expanduser().absolute()))
+
+
+class _Given(NamedTuple):
+    """A value before its conversion. `typed`: it comes from a file, where a number is no text."""
+
+    source: str
+    name: str
+    value: object
+    typed: bool = False
+
+
+def _from_file(file: str | Path | None) -> list[_Given]:
+    if file is None:
+        return []
+    try:
+        table = tomllib.loads(Path(file).expanduser().read_text())
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file}: cannot be read: {getattr(error, 'strerror', None) or 'not UTF-8'}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{file}: not TOML: {error}") from error
+    return [_Given(f"{file}: {name}", name, value, typed=True) for name, value in table.items()]
+
+
+def _from_environment(environ: Mapping[str, str]) -> list[_Given]:
+    return [
+        _Given(variable, variable.removeprefix(PREFIX).lower(), value)
+        for variable, value in sorted(environ.items())
+        if variable.startswith(PREFIX) and variable != CONFIG_VARIABLE and value
+    ]
+
+
+def _from_flags(flags: Mapping[str, object]) -> list[_Given]:
+    return [_Given("--" + name.replace("_", "-"), name, value) for name, value in flags.items()]
+
+
+def _hint(given: _Given, known: Mapping[str, Setting]) -> str:
+    """The nearest known name, spelt as this source spells names."""
+    if not (close := difflib.get_close_matches(given.name.replace("-", "_"), known, n=1)):
+        return ""
+    return f"; did you mean {PREFIX + close[0].upper() if given.source.startswith(PREFIX) else close[0]}?"
+
+
+def _convert(given: _Given, setting: Setting) -> object:
+    value = given.value
+    if isinstance(value, str) and setting.in_bytes:
+        value = _bytes(value)
+    elif isinstance(value, str) and setting.is_bool and not given.typed:
+        value = _BOOLEANS.get(value.lower(), value)
+    try:
+        converted: object = msgspec.convert(value, setting.type, strict=given.typed)
+    except msgspec.ValidationError as error:
+        wanted = ", ".join(setting.choices) or str(error).removeprefix("Expected ").partition(", got ")[0]
+        raise ConfigError(f"{given.source}: expected {_plain(wanted)}, not {given.value!r}") from error
+    if isinstance(converted, float) and not math.isfinite(converted):
+        raise ConfigError(f"{given.source}: expected a finite number, not {given.value!r}")
+    return converted
+
+
+def _bytes(text: str) -> object:
+    """`200MiB`, `1 GiB` and `4096` as a number; anything else as it was, for the conversion to refuse."""
+    found = re.fullmatch(r"(\d+)\s*([KMG]iB|B)?", text, re.IGNORECASE)
+    return int(found[1]) * _SIZES[(found[2] or "b").lower()] if found else text
+
+
+def _plain(wanted: str) -> str:
+    """msgspec's name of a type in a reader's words."""
+    names = {"`int`": "a whole number", "`float`": "a number", "`bool`": "true or false", "`str`": "text"}
+    for name, words in names.items():
+        wanted = wanted.replace(name, words)
+    return wanted

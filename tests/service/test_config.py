@@ -1,0 +1,126 @@
+"""Settings: precedence, conversion and what is refused. Knows no service."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import pytest
+
+from service.config import Config, ConfigError, add_flags, load, settings
+
+
+def refusal(file: Path | None = None, environ: dict[str, str] | None = None, **flags: object) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load(file, environ or {}, flags)
+    return str(caught.value)
+
+
+def toml(folder: Path, text: str) -> Path:
+    path = folder / "starling.toml"
+    path.write_text(text)
+    return path
+
+
+def test_nothing_given_means_the_defaults(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    monkeypatch.setattr("sys.platform", "linux")
+    config = load(None, {}, {})
+    assert (config.host, config.port, config.whisper_model) == ("127.0.0.1", 8080, "whisper-base")
+    assert config.data_dir == str(tmp_path / "starling")
+
+
+def test_flags_win_over_environment_over_file_over_default(tmp_path: Path) -> None:
+    file = toml(tmp_path, "port = 1\nwhisper_workers = 2\nmedia_workers = 3\n")
+    environ = {"STARLING_PORT": "10", "STARLING_WHISPER_WORKERS": "20"}
+    config = load(file, environ, {"port": "40"})
+    assert (config.port, config.whisper_workers, config.media_workers, config.queue_limit) == (40, 20, 3, 64)
+
+
+def test_a_file_has_types_of_its_own(tmp_path: Path) -> None:
+    file = toml(tmp_path, 'offline = true\nmax_upload_bytes = "1 GiB"\nstart_wait = 5\n')
+    config = load(file, {}, {})
+    assert (config.offline, config.max_upload_bytes, config.start_wait) == (True, 1 << 30, 5.0)
+
+
+@pytest.mark.parametrize("text", ["true", "TRUE", "1", "yes", "On"])
+def test_a_switch_is_turned_on_by_any_usual_word(text: str) -> None:
+    assert load(None, {"STARLING_OFFLINE": text}, {}).offline is True
+
+
+@pytest.mark.parametrize("text", ["false", "0", "no", "OFF"])
+def test_a_switch_is_turned_off_by_any_usual_word(tmp_path: Path, text: str) -> None:
+    assert load(toml(tmp_path, "offline = true"), {"STARLING_OFFLINE": text}, {}).offline is False
+
+
+@pytest.mark.parametrize(("text", "size"), [("4096", 4096), ("200MiB", 209715200), ("2 gib", 2147483648)])
+def test_sizes_may_have_a_unit(text: str, size: int) -> None:
+    assert load(None, {"STARLING_MAX_UPLOAD_BYTES": text}, {}).max_upload_bytes == size
+
+
+def test_an_empty_variable_is_no_value() -> None:
+    assert load(None, {"STARLING_PORT": ""}, {}).port == 8080
+
+
+def test_a_folder_is_made_absolute(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert load(None, {}, {"data_dir": "here"}).data_dir == str(tmp_path / "here")
+
+
+@pytest.mark.parametrize(
+    ("environ", "message"),
+    [
+        ({"STARLING_PORT": "many"}, "STARLING_PORT: expected a whole number, not 'many'"),
+        ({"STARLING_PORT": "99999"}, "STARLING_PORT: expected a whole number <= 65535, not '99999'"),
+        ({"STARLING_OFFLINE": "maybe"}, "STARLING_OFFLINE: expected true or false, not 'maybe'"),
+        ({"STARLING_GRACE": "inf"}, "STARLING_GRACE: expected a finite number, not 'inf'"),
+        ({"STARLING_MAX_JSON_BYTES": "1 GB"}, "STARLING_MAX_JSON_BYTES: expected a whole number, not '1 GB'"),
+        ({"STARLING_LOG_LEVEL": "loud"}, "STARLING_LOG_LEVEL: expected debug, info, warning, error, not 'loud'"),
+        ({"STARLING_PROT": "1"}, "STARLING_PROT: unknown setting; did you mean STARLING_PORT?"),
+        ({"STARLING_XYZZY": "1"}, "STARLING_XYZZY: unknown setting"),
+    ],
+)
+def test_a_bad_variable_is_refused_by_name(environ: dict[str, str], message: str) -> None:
+    assert refusal(environ=environ) == message
+
+
+def test_a_bad_flag_is_refused_by_name() -> None:
+    assert refusal(whisper_workers="0") == "--whisper-workers: expected a whole number >= 1, not '0'"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("port = '8080'", "port: expected a whole number, not '8080'"),
+        ("port = true", "port: expected a whole number, not True"),
+        ("[server]\nport = 1", "server: unknown setting"),
+        ("max-upload-bytes = 1", "max-upload-bytes: unknown setting; did you mean max_upload_bytes?"),
+        ("port = ", "not TOML: Invalid value (at end of document)"),
+    ],
+)
+def test_a_bad_line_of_the_file_is_refused_with_the_file(tmp_path: Path, text: str, message: str) -> None:
+    file = toml(tmp_path, text)
+    assert refusal(file).startswith(f"{file}: {message}")
+
+
+def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    assert refusal(tmp_path / "none.toml") == f"{tmp_path / 'none.toml'}: cannot be read: No such file or directory"
+
+
+def test_a_language_model_is_refused_until_there_is_one() -> None:
+    assert refusal(llm_model="x/y") == "llm_model: not yet supported; leave it empty"
+
+
+def test_every_setting_has_a_flag_and_a_description() -> None:
+    parser = argparse.ArgumentParser()
+    add_flags(parser)
+    assert vars(parser.parse_args([])) == {}
+    assert vars(parser.parse_args(["--no-offline", "--port", "0"])) == {"offline": False, "port": "0"}
+    for setting in settings().values():
+        assert f"{setting.flag}" in parser.format_help()
+        assert setting.description
+
+
+def test_a_configuration_cannot_be_changed() -> None:
+    with pytest.raises(AttributeError):
+        Config().port = 1  # type: ignore[misc]
