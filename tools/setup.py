@@ -57,9 +57,7 @@ def check_machine(backend: str) -> None:
     if sys.platform == "linux":
         libc, version = platform.libc_ver()
         if libc != "glibc" or tuple(int(part) for part in version.split(".")[:2]) < OLDEST_GLIBC:
-            raise SetupError(
-                f"MLX's Linux wheels need glibc 2.35 or newer; this system has {libc or 'musl'} {version}."
-            )
+            raise SetupError(f"MLX's Linux wheels need glibc 2.35 or newer; here is {libc or 'musl'} {version}".strip())
     try:
         import ensurepip  # noqa: F401  # Debian takes it out of the standard library
         import venv  # noqa: F401
