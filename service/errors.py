@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import msgspec
 from starlette.responses import Response
 
-from protocol.errors import BY_KIND, Failure, Kind
+from protocol.errors import Failure, Kind
 
 
 @dataclass(frozen=True)
@@ -58,11 +58,6 @@ STATUS: dict[Kind, Answer] = {
 
 CLIENT_GONE = STATUS[Kind.REQUEST_CANCELLED].status
 """The status that only the log sees."""
-
-
-def failure(kind: Kind, message: str, param: str | None = None, retry: bool | None = None) -> Failure:
-    """The exception for what a worker sent as Failed."""
-    return BY_KIND[kind](message, param=param, retry=retry)
 
 
 def body(error: Failure) -> dict[str, object]:

@@ -141,7 +141,7 @@ _LOCALE = re.compile(r"([a-z]{2,3})[-_.@].*", re.DOTALL)
 
 
 def code(name: str) -> str | None:
-    """The code of a language given by code, English name or locale (`de`, `German`, `de-AT`, `pt_BR`); None: unknown."""
+    """The code of a language given by code, English name or locale (`de`, `German`, `de-AT`); None: unknown."""
     plain = name.strip().lower()
     if plain in NAMES:
         return plain

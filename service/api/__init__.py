@@ -1,0 +1,30 @@
+"""The URL map. A route is a line here and a handler in a file beside this one."""
+
+from __future__ import annotations
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from service.api import discovery, operations, transcriptions
+from service.house import Endpoint, House
+
+
+async def index(house: House, request: Request) -> Response:
+    """This very map, for people who look around."""
+    routes = [
+        {"method": each.method, "path": each.path.replace(":path}", "}"), "summary": each.summary} for each in ROUTES
+    ]
+    return Response(msgspec.json.encode({"object": "list", "routes": routes}), media_type="application/json")
+
+
+ROUTES: tuple[Endpoint, ...] = (
+    Endpoint("POST", "/v1/audio/transcriptions", transcriptions.transcriptions, "a recording to text, as spoken"),
+    Endpoint("POST", "/v1/audio/translations", transcriptions.translations, "a recording to English text"),
+    Endpoint("GET", "/v1", index, "this list"),
+    Endpoint("GET", "/v1/models", discovery.models, "the models: configured ones, then those in the hub cache"),
+    Endpoint("GET", "/v1/models/{id:path}", discovery.model, "one model, by id or alias"),
+    Endpoint("GET", "/health", operations.health, "ok as soon as the server listens"),
+    Endpoint("GET", "/ready", operations.ready, "whether every worker can serve, else why not"),
+    Endpoint("GET", "/stats", operations.stats, "workers, queue, backend and spool"),
+)

@@ -1,0 +1,115 @@
+"""The only place where things are wired: settings to pools, spool and routes; start and stop.
+
+Knows who needs whom; knows nothing that any of them does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from protocol.errors import Failure, Kind, MethodNotAllowed, NotFound
+from protocol.jobs import Job, Transcribe
+from protocol.settings import MediaSettings, OracleSettings
+from service import errors
+from service.api import ROUTES
+from service.catalog import Catalog
+from service.config import Config
+from service.house import House, Workers
+from service.middleware import Exchange
+from service.spool import Spool
+from service.worker import Pool
+
+STALL_FOR_EACH_SECOND = 20.0
+"""Seconds of silence that one second of audio may cost: the oracle says nothing between windows of it."""
+
+Lifespan = Callable[[Starlette], AbstractAsyncContextManager[None]]
+
+
+def create(config: Config) -> Starlette:
+    """The service with real worker processes; they start when the server does, and HTTP does not wait for them."""
+    workers, spool = _workers(config), Spool(config.data_dir)
+
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        with spool:
+            try:
+                for worker in workers:
+                    await worker.start()
+                yield
+            finally:
+                # All at once: the time that shutting down may take is theirs together.
+                await asyncio.gather(*(worker.stop(config.grace) for worker in workers))
+
+    return build(config, workers, spool, lifespan)
+
+
+def build(config: Config, workers: Workers, spool: Spool, lifespan: Lifespan | None = None) -> Starlette:
+    """The application over these parts. Without `lifespan` the caller starts and stops them, the spool too."""
+    catalog = Catalog(config.whisper_model, config.llm_model, config.strict_models, int(time.time()))
+    house = House(config, workers, spool, catalog)
+    app = Starlette(
+        routes=_routes(house),
+        middleware=[Middleware(Exchange)],
+        exception_handlers={Failure: _refuse, HTTPException: _refuse_route},
+        lifespan=lifespan,
+    )
+    app.router.redirect_slashes = False
+    return app
+
+
+def _workers(config: Config) -> Workers:
+    def stall(job: Job) -> float:
+        extra = STALL_FOR_EACH_SECOND * job.audio.seconds if isinstance(job, Transcribe) else 0.0
+        return config.stall_seconds + extra
+
+    media = MediaSettings(config.max_audio_seconds, config.max_decode_seconds, config.media_memory_bytes)
+    whisper = OracleSettings(config.whisper_model, config.data_dir, offline=config.offline)
+    pool = partial(Pool, queue_limit=config.queue_limit, start_wait=config.start_wait, stall=stall)
+    return Workers(
+        media=pool("media", media, processes=config.media_workers),
+        whisper=pool("whisper", whisper, processes=config.whisper_workers),
+    )
+
+
+def _routes(house: House) -> list[Route]:
+    """The map, and OPTIONS for each of its paths."""
+    routes = [Route(each.path, partial(each.handler, house), methods=[each.method]) for each in ROUTES]
+    paths = dict.fromkeys(each.path for each in ROUTES)
+    return routes + [Route(path, _options, methods=["OPTIONS"]) for path in paths]
+
+
+def _allowed(request: Request) -> str:
+    """The value of Allow for the path that the request found."""
+    route = request.scope["route"]
+    methods = {each.method for each in ROUTES if each.path == route.path}
+    return ", ".join(sorted(methods | {"OPTIONS"} | ({"HEAD"} if "GET" in methods else set())))
+
+
+async def _options(request: Request) -> Response:
+    return Response(status_code=204, headers={"allow": _allowed(request)})
+
+
+async def _refuse(_: Request, error: Exception) -> Response:
+    assert isinstance(error, Failure)
+    return errors.response(error)
+
+
+async def _refuse_route(request: Request, error: Exception) -> Response:
+    """What the router has to say: there is no such path, or not with this method."""
+    assert isinstance(error, HTTPException)
+    path = request.url.path[:100]
+    if error.status_code == errors.STATUS[Kind.METHOD_NOT_ALLOWED].status:
+        allowed = _allowed(request)
+        return errors.response(MethodNotAllowed(f"{path} takes {allowed}, not {request.method[:20]}"), allow=allowed)
+    return errors.response(NotFound(f"there is nothing at {path}; GET /v1 lists what there is"))

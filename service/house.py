@@ -1,0 +1,46 @@
+"""What every handler is given: the settings, the workers, the spool and the models' names. Builds nothing itself."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass, fields
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from service.catalog import Catalog
+from service.config import Config
+from service.spool import Spool
+from service.worker import Worker
+
+
+@dataclass(frozen=True)
+class Workers:
+    """One pool of processes for each kind of work."""
+
+    media: Worker
+    whisper: Worker
+
+    def __iter__(self) -> Iterator[Worker]:
+        return (getattr(self, each.name) for each in fields(self))
+
+
+@dataclass(frozen=True)
+class House:
+    config: Config
+    workers: Workers
+    spool: Spool
+    catalog: Catalog
+
+
+Handler = Callable[[House, Request], Awaitable[Response]]
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """One line of the URL map."""
+
+    method: str
+    path: str
+    handler: Handler
+    summary: str

@@ -1,0 +1,190 @@
+"""The typed request for a transcript: its fields, their limits and defaults, and the rules between them.
+
+Knows what a client may ask; knows neither how it was sent nor who does the work.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from protocol.errors import InvalidValue, UnsupportedTask, UnsupportedValue
+from protocol.events import Model
+from protocol.jobs import Decoding, Task
+from service import forms, languages
+from service.forms import Entry, Given
+
+ResponseFormat = Literal["json", "text", "srt", "verbose_json", "vtt"]
+
+MAX_TERM_BYTES = 16 << 10
+MAX_TEMPERATURES = 16
+PROMPT_TAIL = 32 << 10
+"""Characters of a prompt that are handed on. Only its last 223 tokens count, and no token is near 140 characters."""
+
+ALIASES = {"keywords": "vocabulary", "hotwords": "vocabulary"}
+
+
+class ServerVad(msgspec.Struct, frozen=True, kw_only=True):
+    """OpenAI's object for `chunking_strategy`."""
+
+    type: Literal["server_vad"]
+    threshold: Annotated[float, Meta(ge=0, le=1)] = 0.5
+    prefix_padding_ms: Annotated[int, Meta(ge=0, le=10_000)] = 300
+    silence_duration_ms: Annotated[int, Meta(ge=0, le=10_000)] = 200
+
+
+class TranscriptRequest(Decoding, frozen=True, kw_only=True):
+    """A file's transcript. What Decoding has, it has under the same names and limits."""
+
+    model: str = ""
+    response_format: ResponseFormat = "json"
+    timestamp_granularities: tuple[Literal["segment", "word"], ...] = ()
+    stream: bool = False
+    vocabulary: Annotated[tuple[str, ...], Meta(max_length=8192)] = ()
+    beam_size: Annotated[int, Meta(ge=1, le=16)] = 1
+    patience: Annotated[float, Meta(gt=0, le=5)] = 1.0
+    hallucination_silence_threshold: Annotated[float, Meta(ge=0)] | None = None
+    vad: bool = False
+    vad_threshold: Annotated[float, Meta(gt=0, lt=1)] = 0.5
+    vad_min_speech_ms: Annotated[int, Meta(ge=0, le=10_000)] = 250
+    vad_trim: bool = False
+    chunking_strategy: Literal["auto"] | ServerVad | None = None
+    audio_ctx: Literal["auto"] | Annotated[int, Meta(ge=64, le=1500)] = 1500
+    include: tuple[Literal["logprobs"], ...] = ()
+    faithful: bool = False
+    known_speaker_names: tuple[str, ...] = ()
+    known_speaker_references: tuple[str, ...] = ()
+
+    @property
+    def decoding(self) -> Decoding:
+        """The part that the speech worker is told."""
+        return Decoding(**{name: getattr(self, name) for name in Decoding.__struct_fields__})
+
+
+DEFAULTS = TranscriptRequest()
+
+NOT_YET = (
+    "stream",
+    "vocabulary",
+    "beam_size",
+    "patience",
+    "hallucination_silence_threshold",
+    "vad",
+    "vad_threshold",
+    "vad_min_speech_ms",
+    "vad_trim",
+    "chunking_strategy",
+    "audio_ctx",
+    "include",
+    "known_speaker_names",
+    "known_speaker_references",
+)
+"""Fields that so far take their default only."""
+
+NOT_FAITHFUL = ("languages", "patience", "audio_ctx", "chunking_strategy", "include")
+"""Fields that mlx-whisper's own transcribe knows nothing of; beam_size has a rule of its own."""
+
+
+def parse(given: Given) -> tuple[TranscriptRequest, list[str]]:
+    """The checked request, with languages as codes, and the names of unknown fields.
+
+    Raises InvalidValue for a wrong value, then UnsupportedValue for what is right but cannot be had.
+    """
+    said: dict[str, str] = {}
+    for entry in given.entries:
+        said.setdefault(ALIASES.get(entry.base, entry.base), entry.base)
+    diarized = [entry for entry in given.entries if entry.base == "response_format" and entry.value == "diarized_json"]
+    aside = {id(entry) for entry in (*diarized, *_lone_zero(given))}
+    kept = Given(tuple(entry for entry in given.entries if id(entry) not in aside), given.form)
+    request, ignored = forms.decode(TranscriptRequest, kept, ALIASES)
+    request = _with_codes(request)
+    _check(request, said)
+    if diarized:
+        raise _not_yet("response_format diarized_json", "response_format")
+    _check_supported(request, said)
+    prompt = request.prompt
+    if prompt is not None and len(prompt) > PROMPT_TAIL:
+        request = msgspec.structs.replace(request, prompt=prompt[-PROMPT_TAIL:])
+    return request, ignored
+
+
+def _lone_zero(given: Given) -> list[Entry]:
+    """A lone temperature of 0, which means the ladder as in the official API; a list with one 0 means no fallback."""
+    lone = [entry for entry in given.entries if entry.base == "temperature"]
+    if len(lone) == 1 and lone[0].name == "temperature" and _is_zero(lone[0].value, given.form):
+        return lone
+    return []
+
+
+def _is_zero(value: Any, form: bool) -> bool:
+    if form:
+        return value.strip() in ("0", "0.0", "0.", "0.00")
+    return isinstance(value, int | float) and not isinstance(value, bool) and value == 0
+
+
+def _with_codes(request: TranscriptRequest) -> TranscriptRequest:
+    language = request.language
+    if language is not None:
+        language = None if languages.detects(language) else _code("language", language)
+    several = tuple(dict.fromkeys(_code("languages", name) for name in request.languages))
+    return msgspec.structs.replace(request, language=language, languages=several)
+
+
+def _code(param: str, name: str) -> str:
+    code = languages.code(name)
+    if code is None:
+        raise forms.wrong(param, name, "a language that Whisper knows, by code, English name or locale")
+    return code
+
+
+def _check(request: TranscriptRequest, said: dict[str, str]) -> None:
+    """The rules between fields. Raises InvalidValue."""
+    if request.language is not None and request.languages:
+        raise InvalidValue("languages cannot be given together with language; send one of them", param="languages")
+    for term in request.vocabulary:
+        if len(term.encode()) > MAX_TERM_BYTES:
+            raise forms.wrong(said["vocabulary"], term, f"a list of terms of at most {MAX_TERM_BYTES} bytes each")
+    if "word" in request.timestamp_granularities and request.response_format != "verbose_json" and not request.stream:
+        raise InvalidValue(
+            "timestamp_granularities can hold word only with response_format verbose_json or with stream=true",
+            param="timestamp_granularities",
+        )
+    if len(request.temperature) > MAX_TEMPERATURES:
+        raise forms.wrong("temperature", request.temperature, f"a list of at most {MAX_TEMPERATURES} numbers")
+    if request.temperature[0] > 0 and request.beam_size > 1:
+        raise InvalidValue("beam_size must be 1 when temperature is over 0: sampling has no beams", param="beam_size")
+    if request.faithful:
+        for name in ("beam_size", *NOT_FAITHFUL):
+            if not _is_default(request, name):
+                raise InvalidValue(f"{name} cannot be given together with faithful=true", param=name)
+
+
+def _check_supported(request: TranscriptRequest, said: dict[str, str]) -> None:
+    for name in NOT_YET:
+        if not _is_default(request, name):
+            raise _not_yet(said[name], said[name])
+    if "word" in request.timestamp_granularities:
+        raise _not_yet("timestamp_granularities word", "timestamp_granularities")
+
+
+def _is_default(request: TranscriptRequest, name: str) -> bool:
+    return bool(getattr(request, name) == getattr(DEFAULTS, name))
+
+
+def _not_yet(what: str, param: str) -> UnsupportedValue:
+    return UnsupportedValue(f"{what} is not yet supported", param=param)
+
+
+def check_model(request: TranscriptRequest, task: Task, model: Model) -> None:
+    """Refuse what this model cannot do. Raises UnsupportedTask or InvalidValue."""
+    if task == "translate" and not model.translates:
+        raise UnsupportedTask(f"the model {model.id} was not trained to translate; use a multilingual one")
+    asked = (
+        [("language", request.language)] if request.language else [("languages", code) for code in request.languages]
+    )
+    for param, code in asked:
+        if code is not None and code not in model.languages:
+            some = ", ".join(model.languages[:8]) + (", …" if len(model.languages) > 8 else "")
+            raise forms.wrong(param, languages.NAMES[code], f"a language that the model {model.id} knows ({some})")

@@ -1,0 +1,154 @@
+"""Drives an ASGI app by hand: whole requests, bodies in pieces, clients that leave. No server and no port."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+from urllib.parse import unquote
+
+import msgspec
+from starlette.types import ASGIApp, Message
+
+Part = tuple[str, bytes | str] | tuple[str, bytes, str]
+"""Name and value; a third member is the file name and makes it a file."""
+
+
+class Reply(msgspec.Struct):
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def text(self) -> str:
+        return self.body.decode()
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def error(self) -> tuple[int, str | None, str | None]:
+        """Status, code and param of an error body; all four keys must be there."""
+        error = self.json["error"]
+        assert set(error) == {"message", "type", "param", "code"}
+        return self.status, error["code"], error["param"]
+
+
+class Exchange:
+    """One request whose client is the test. `sent` holds what the app answered so far."""
+
+    def __init__(self) -> None:
+        self.sent: list[Message] = []
+        self.task: asyncio.Task[None] | None = None
+        self._incoming: asyncio.Queue[Message] = asyncio.Queue()
+
+    def send(self, chunk: bytes, *, more: bool = True) -> None:
+        self._incoming.put_nowait({"type": "http.request", "body": chunk, "more_body": more})
+
+    def leave(self) -> None:
+        self._incoming.put_nowait({"type": "http.disconnect"})
+
+    @property
+    def complete(self) -> bool:
+        last = self.sent[-1] if self.sent else {}
+        return last.get("type") == "http.response.body" and not last.get("more_body", False)
+
+    def reply(self) -> Reply:
+        """What came, once the app is done with the request."""
+        start, *bodies = self.sent
+        assert start["type"] == "http.response.start"
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in start["headers"]}
+        return Reply(start["status"], headers, b"".join(body.get("body", b"") for body in bodies))
+
+    async def done(self) -> None:
+        assert self.task is not None
+        async with asyncio.timeout(20):
+            await self.task
+
+
+@asynccontextmanager
+async def opened(
+    app: ASGIApp, method: str, target: str, headers: Mapping[str, str] | None = None
+) -> AsyncIterator[Exchange]:
+    """A request whose body the test sends itself. The app must have finished by the end of the context."""
+    exchange = Exchange()
+    path, _, query = target.partition("?")
+    scope = {
+        "type": "http",
+        "asgi": {"version": "3.0", "spec_version": "2.1"},
+        "http_version": "1.1",
+        "method": method,
+        "scheme": "http",
+        "path": unquote(path),
+        "raw_path": path.encode(),
+        "query_string": query.encode(),
+        "root_path": "",
+        "headers": [(name.lower().encode(), value.encode("latin-1")) for name, value in (headers or {}).items()],
+        "client": ("127.0.0.1", 1),
+        "server": ("127.0.0.1", 80),
+        "state": {},
+        "extensions": {},
+    }
+
+    async def send(message: Message) -> None:
+        exchange.sent.append(message)
+        if exchange.complete:
+            # A client that has its answer goes on to something else: what it does not read ends here.
+            exchange.leave()
+
+    exchange.task = asyncio.create_task(app(scope, exchange._incoming.get, send))  # type: ignore[arg-type]
+    try:
+        yield exchange
+        await exchange.done()
+    finally:
+        exchange.task.cancel()
+
+
+async def asked(
+    app: ASGIApp,
+    method: str,
+    target: str,
+    headers: Mapping[str, str] | None = None,
+    body: bytes | Iterable[bytes] = b"",
+) -> Reply:
+    """The answer to a whole request; `body` in one piece, or in the pieces that it is given in."""
+    chunks = [body] if isinstance(body, bytes) else list(body)
+    length = {} if any(name.lower() == "content-length" for name in headers or {}) else _length(chunks)
+    async with opened(app, method, target, {**(headers or {}), **length}) as exchange:
+        for chunk in chunks:
+            exchange.send(chunk)
+        exchange.send(b"", more=False)
+    return exchange.reply()
+
+
+def _length(chunks: list[bytes]) -> dict[str, str]:
+    return {"content-length": str(sum(map(len, chunks)))}
+
+
+def ask(
+    app: ASGIApp,
+    method: str,
+    target: str,
+    headers: Mapping[str, str] | None = None,
+    body: bytes | Iterable[bytes] = b"",
+) -> Reply:
+    """`asked` in an event loop of its own."""
+    return asyncio.run(asked(app, method, target, headers, body))
+
+
+def multipart(parts: Iterable[Part], boundary: str = "XbX", *, end: bool = True) -> bytes:
+    """A body of multipart/form-data."""
+    body = b""
+    for name, value, *file in parts:
+        called = f'; filename="{file[0]}"\r\nContent-Type: audio/wav' if file else ""
+        content = value.encode() if isinstance(value, str) else value
+        body += f'--{boundary}\r\nContent-Disposition: form-data; name="{name}"{called}\r\n\r\n'.encode()
+        body += content + b"\r\n"
+    return body + (f"--{boundary}--\r\n".encode() if end else b"")
+
+
+FORM = {"content-type": "multipart/form-data; boundary=XbX"}
+JSON = {"content-type": "application/json"}
