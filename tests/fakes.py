@@ -57,7 +57,7 @@ class FakeWorker:
                 if isinstance(step, asyncio.Event):
                     await step.wait()
                     continue
-                ended = isinstance(step, Failure | TERMINAL)
+                ended = isinstance(step, (Failure, *TERMINAL))
                 if isinstance(step, Failed):
                     raise BY_KIND[step.kind](step.message, param=step.param, retry=step.retry)
                 if isinstance(step, Failure):
