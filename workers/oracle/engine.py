@@ -1,0 +1,161 @@
+"""mlx-whisper's own `transcribe`, one job at a time: the reference that the rest is measured against.
+
+Knows jobs, events and how to call mlx-whisper; decides nothing that mlx-whisper decides.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protocol.errors import EmptyAudio, Failure, InternalError, InvalidValue, UnsupportedTask, WrongModelKind
+from protocol.events import Backend, Failed, Loading, Ready
+from protocol.jobs import Job, Pcm, Transcribe
+from protocol.settings import OracleSettings
+from workers import blas
+from workers.loop import Emit
+
+if TYPE_CHECKING:  # mlx must not be imported before the BLAS is there
+    from workers.oracle.transcription import Transcriber
+
+SAMPLE_BYTES = 2
+CACHE_BYTES = 256 << 20
+"""Buffers that MLX may keep for reuse while a job runs; they go when it ends."""
+
+_log = logging.getLogger(__name__)
+
+
+class Running:
+    """One admitted job."""
+
+    def __init__(self, job: Transcribe, emit: Emit) -> None:
+        self.job = job
+        self.emit = emit
+
+
+class OracleEngine:
+    """The loop's engine over one loaded model. One `step` is one whole job."""
+
+    blocking = True
+
+    def __init__(self, ready: Ready, transcriber: Transcriber) -> None:
+        self._ready = ready
+        self._transcriber = transcriber
+        self._waiting: deque[Running] = deque()
+
+    @property
+    def ready(self) -> Ready:
+        return self._ready
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._waiting)
+
+    def admit(self, job: Job, emit: Emit) -> Running:
+        """Take a job. Raises Failure for what this model cannot do and for a span without samples."""
+        if not isinstance(job, Transcribe):
+            raise WrongModelKind("this worker transcribes speech and does nothing else")
+        self._refuse(job)
+        running = Running(job, emit)
+        self._waiting.append(running)
+        return running
+
+    def cancel(self, handle: Running) -> None:
+        """Forget a job that still waits; one that runs ends with the process (see `blocking`)."""
+        if handle in self._waiting:
+            self._waiting.remove(handle)
+
+    def step(self) -> None:
+        """Run the oldest job to its end and emit its events."""
+        if not self._waiting:
+            return
+        running = self._waiting.popleft()
+        try:
+            audio = read_samples(running.job.audio)
+        except Failure as failure:
+            running.emit(Failed(failure.kind, failure.message, failure.param, failure.retry))
+            return
+        self._transcriber.run(audio, running.job, running.emit)
+
+    def _refuse(self, job: Transcribe) -> None:
+        model = self._ready.model
+        assert model is not None
+        if job.audio.stop <= job.audio.start:
+            raise EmptyAudio("the audio has no samples", param="file")
+        if job.task == "translate" and not model.translates:
+            raise UnsupportedTask(f"the model {model.id} was not trained to translate", param="model")
+        for param, codes in (("language", (job.decoding.language,)), ("languages", job.decoding.languages)):
+            for code in codes:
+                if code is not None and code not in model.languages:
+                    raise InvalidValue(f"the model {model.id} does not know the language {code!r}", param=param)
+
+
+def build(settings: OracleSettings, report: Callable[[Loading], None]) -> OracleEngine:
+    """Load the BLAS, MLX and the model, in this order and this thread. Raises ModelNotConfigured."""
+    report(Loading("preparing BLAS"))
+    library = blas.prepare(settings.data_dir, settings.threads)
+    if library.slow:
+        _log.warning("MLX runs on the reference BLAS, fifty times slower than OpenBLAS: %s", library.reason)
+    report(Loading("importing MLX and mlx-whisper"))
+    import mlx.core as mx
+
+    from workers.oracle.transcription import Transcriber
+    from workers.whisper.load import load
+
+    backend = describe(library)
+    mx.set_cache_limit(CACHE_BYTES)
+    loaded = load(
+        settings.model,
+        data_dir=settings.data_dir,
+        offline=settings.offline,
+        report=report,
+        dtype=mx.float32 if backend.name == "cpu" else mx.float16,
+    )
+    _log.info(
+        "%s (%s) on %s, BLAS: %s", loaded.model.id, loaded.model.dtype, backend.name, backend.blas or "none needed"
+    )
+    return OracleEngine(Ready(capacity=1, backend=backend, model=loaded.model), Transcriber(loaded))
+
+
+def describe(library: blas.Blas) -> Backend:
+    """What MLX computes with in this process; the compiler is "" when MLX cannot build its kernels with it."""
+    import mlx.core as mx
+
+    if mx.default_device() == mx.Device(mx.gpu):
+        return Backend("metal" if mx.metal.is_available() else "cuda", version=version("mlx"))
+    compiler = blas.compiler()
+    if compiler and not compiles():
+        _log.warning("%s cannot build MLX's kernels: fused operations are off, which is slower", compiler)
+        mx.disable_compile()
+        compiler = ""
+    return Backend("cpu", version=version("mlx"), blas=library.description, slow=library.slow, compiler=compiler)
+
+
+def compiles() -> bool:
+    """Whether MLX can build fused kernels. It takes any `g++` on PATH and fails within a job if that is broken."""
+    import mlx.core as mx
+    from mlx.nn.layers.activations import gelu
+
+    try:
+        mx.eval(gelu(mx.zeros((1, 8), dtype=mx.float32)))
+    except RuntimeError:
+        return False
+    return True
+
+
+def read_samples(audio: Pcm) -> NDArray[np.float32]:
+    """The span's samples in -1..1. Raises InternalError when the spool file does not hold it."""
+    count = audio.stop - audio.start
+    try:
+        samples: NDArray[Any] = np.fromfile(audio.path, "<i2", count, offset=audio.start * SAMPLE_BYTES)
+    except OSError as error:
+        raise InternalError("the decoded audio could not be read") from error
+    if len(samples) < count:
+        raise InternalError("the decoded audio is shorter than announced")
+    return samples.astype(np.float32) / np.float32(32768)
