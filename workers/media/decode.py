@@ -150,7 +150,8 @@ class _Converter:
 
     def convert(self, block: Block) -> Floats:
         """What is ready of it, mono at 16 kHz. Samples that are no numbers become silence."""
-        finite = np.nan_to_num(block.samples, copy=False, nan=0.0, posinf=0.0, neginf=0.0)
+        # Contiguous, so that sums run in one order whichever reader the samples come from.
+        finite = np.nan_to_num(np.ascontiguousarray(block.samples), nan=0.0, posinf=0.0, neginf=0.0)
         return self._mixer.push(self._resample(finite, last=False))
 
     def flush(self) -> Floats:
@@ -161,5 +162,5 @@ class _Converter:
     def _resample(self, samples: Floats, last: bool) -> Floats:
         if self._resampler is None:
             return samples
-        resampled: Floats = self._resampler.resample_chunk(np.ascontiguousarray(samples), last=last)
+        resampled: Floats = self._resampler.resample_chunk(samples, last=last)
         return resampled

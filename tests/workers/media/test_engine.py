@@ -1,0 +1,176 @@
+"""The engine between its steps: fairness, cancellation, failures, and the limits of its process."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from protocol.errors import InternalError, Kind
+from protocol.events import Decoded, Event, Failed, Progress, Ready
+from protocol.jobs import Decode, Pcm, Transcribe
+from protocol.settings import MediaSettings
+from tests import audio_inputs as make
+from workers.media.engine import MediaEngine
+
+
+@pytest.fixture
+def engine() -> MediaEngine:
+    return MediaEngine(MediaSettings())
+
+
+def job(folder: Path, name: str, data: bytes) -> Decode:
+    source = folder / name
+    source.write_bytes(data)
+    return Decode(str(source), str(folder / f"{name}.pcm"))
+
+
+def tone(seconds: float) -> bytes:
+    return make.sound((0.3 * np.sin(np.arange(int(16_000 * seconds)) * 0.1)).astype(np.float32))
+
+
+def finish(engine: MediaEngine, steps: int = 1_000) -> None:
+    for _ in range(steps):
+        if not engine.busy:
+            return
+        engine.step()
+    raise AssertionError(f"still busy after {steps} steps")
+
+
+def test_it_takes_two_files_at_once(engine: MediaEngine) -> None:
+    assert engine.ready == Ready(capacity=2)
+    assert not engine.blocking
+    assert not engine.busy
+
+
+def test_a_job_answers_with_progress_and_then_decoded(engine: MediaEngine, tmp_path: Path) -> None:
+    events: list[Event] = []
+    engine.admit(job(tmp_path, "a", tone(25)), events.append)
+    finish(engine)
+    assert [event for event in events if isinstance(event, Progress)] == [
+        Progress(0.0, 25.0),
+        Progress(10.0, 25.0),
+        Progress(20.0, 25.0),
+        Progress(25.0, 25.0),
+    ]
+    assert isinstance(events[-1], Decoded)
+    assert events[-1].samples == 400_000
+    assert (tmp_path / "a.pcm").stat().st_size == 800_000
+
+
+def test_a_short_file_does_not_wait_for_a_long_one(engine: MediaEngine, tmp_path: Path) -> None:
+    ended: list[str] = []
+    for name, seconds in (("long", 200), ("short", 1)):
+        engine.admit(
+            job(tmp_path, name, tone(seconds)),
+            lambda event, name=name: ended.append(name) if isinstance(event, Decoded) else None,
+        )
+    finish(engine)
+    assert ended == ["short", "long"]
+
+
+def test_a_failure_is_emitted_and_the_other_file_goes_on(engine: MediaEngine, tmp_path: Path) -> None:
+    bad: list[Event] = []
+    good: list[Event] = []
+    engine.admit(job(tmp_path, "bad", b"no audio at all"), bad.append)
+    engine.admit(job(tmp_path, "good", tone(1)), good.append)
+    finish(engine)
+    assert isinstance(bad[-1], Failed)
+    assert (bad[-1].kind, bad[-1].param) == (Kind.UNDECODABLE_AUDIO, "file")
+    assert isinstance(good[-1], Decoded)
+
+
+def test_cancelling_forgets_the_job_and_removes_its_target(engine: MediaEngine, tmp_path: Path) -> None:
+    events: list[Event] = []
+    handle = engine.admit(job(tmp_path, "a", tone(100)), events.append)
+    engine.step()
+    engine.step()
+    assert (tmp_path / "a.pcm").exists()
+    said = len(events)
+    engine.cancel(handle)
+    engine.cancel(handle)
+    assert not engine.busy
+    engine.step()
+    assert len(events) == said
+    assert not (tmp_path / "a.pcm").exists()
+
+
+def test_cancelling_after_the_end_keeps_the_result(engine: MediaEngine, tmp_path: Path) -> None:
+    handle = engine.admit(job(tmp_path, "a", tone(1)), lambda event: None)
+    finish(engine)
+    engine.cancel(handle)
+    assert (tmp_path / "a.pcm").stat().st_size == 32_000
+
+
+def test_a_job_for_another_engine_is_refused(engine: MediaEngine) -> None:
+    with pytest.raises(InternalError):
+        engine.admit(Transcribe(Pcm("nowhere", 0, 1)), lambda event: None)
+
+
+# ---- the process -------------------------------------------------------------------------------------------------
+
+IN_A_PROCESS = """
+import json, resource, sys
+import msgspec
+from protocol.jobs import Decode
+from protocol.settings import MediaSettings
+from workers.media.engine import build
+
+memory, *paths = sys.argv[1:]
+engine = build(MediaSettings(memory_bytes=int(memory)), lambda loading: None)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+for path in paths:
+    events = []
+    engine.admit(Decode(path, path + ".pcm"), events.append)
+    while engine.busy:
+        engine.step()
+    print(json.dumps(msgspec.to_builtins(events[-1])))
+print(json.dumps(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before))
+"""
+
+
+def in_a_process(memory: int, *paths: str) -> tuple[list[dict[str, object]], int, str]:
+    """Each file's last event, the growth of resident memory in KiB, and what was printed besides."""
+    ended = subprocess.run(
+        [sys.executable, "-c", IN_A_PROCESS, str(memory), *paths],
+        cwd=Path(__file__).parents[3],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert ended.returncode == 0, ended.stderr
+    *events, growth = [json.loads(line) for line in ended.stdout.splitlines()]
+    return events, growth, ended.stderr
+
+
+def test_memory_does_not_grow_with_the_recording(tmp_path: Path) -> None:
+    minute = (0.3 * np.sin(np.arange(16_000 * 60) * 0.1)).astype(np.float32)
+    hour = job(tmp_path, "hour.flac", make.sound(np.tile(minute, 60), "FLAC")).source
+    events, growth, _ = in_a_process(512 << 20, hour)
+    assert events[0]["samples"] == 3600 * 16_000
+    assert growth < 64 << 10  # as float32 the recording is 225 MiB
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux bounds a process's address space")
+def test_a_file_that_needs_too_much_memory_costs_only_itself(tmp_path: Path) -> None:
+    wide = make.sound(np.zeros((200_000, 60), np.float32), rate=96_000)
+    events, _, _ = in_a_process(
+        24 << 20, job(tmp_path, "wide.wav", wide).source, job(tmp_path, "narrow.wav", tone(1)).source
+    )
+    assert (events[0]["type"], events[0]["kind"]) == ("failed", "undecodable_audio")
+    assert "memory" in str(events[0]["message"])
+    assert (events[1]["type"], events[1]["samples"]) == ("decoded", 16_000)
+
+
+def test_damaged_files_do_not_chatter(tmp_path: Path) -> None:
+    mp3 = make.encode((0.3 * np.sin(np.arange(48_000) * 0.1)).astype(np.float32), "mp3", "libmp3lame")
+    holed = mp3[:2_000] + np.random.default_rng(3).bytes(2_000) + mp3[4_000:]
+    files = {"holed": holed, "junk": np.random.default_rng(4).bytes(50_000), "cut": mp3[: len(mp3) // 2 + 7]}
+    events, _, printed = in_a_process(1 << 30, *(job(tmp_path, name, data).source for name, data in files.items()))
+    assert [event["type"] for event in events] == ["decoded", "failed", "decoded"]
+    assert printed == ""
