@@ -65,6 +65,7 @@ def build(config: Config, workers: Workers, spool: Spool, lifespan: Lifespan | N
         lifespan=lifespan,
     )
     app.router.redirect_slashes = False
+    app.state.workers = workers
     return app
 
 

@@ -43,6 +43,8 @@ class Exchange:
     def __init__(self) -> None:
         self.sent: list[Message] = []
         self.task: asyncio.Task[None] | None = None
+        self.answered = asyncio.Event()
+        """Set once a status has come."""
         self._incoming: asyncio.Queue[Message] = asyncio.Queue()
 
     def send(self, chunk: bytes, *, more: bool = True) -> None:
@@ -95,6 +97,7 @@ async def opened(
 
     async def send(message: Message) -> None:
         exchange.sent.append(message)
+        exchange.answered.set()
         if exchange.complete:
             # A client that has its answer goes on to something else: what it does not read ends here.
             exchange.leave()

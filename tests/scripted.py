@@ -1,0 +1,70 @@
+"""A service whose workers are scripts, and what they say unless told otherwise. Knows no test."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from starlette.applications import Starlette
+
+from protocol.events import Backend, Decoded, Model, Progress, Ready, Segment, Timings, Transcribed
+from protocol.jobs import Decode, Transcribe
+from service.app import Workers, build
+from service.config import Config
+from service.languages import NAMES
+from service.spool import Spool
+from tests.asgi import FORM, Reply, ask, multipart
+from tests.fakes import FakeWorker
+
+WAV = b"RIFF....WAVEfmt "
+MULTILINGUAL = Model("whisper-base", "whisper", tuple(NAMES)[:99], True, 72_593_920, "float32")
+SEGMENTS = (
+    Segment(0.0, 2.5, " And so my fellow Americans", (50364, 400, 50489), 0, 0.0, -0.2, 1.3, 0.01),
+    Segment(2.5, 4.0, " ask not.", (50489, 1029, 50564), 0, 0.0, -0.2, 1.3, 0.01),
+)
+HEARD = Transcribed("en", 0.98, Timings(mel=1.0, encode=2.0, decode=3.0, align=0.0))
+
+
+@dataclass
+class Scripted:
+    """The application, the workers behind it, and where its uploads go."""
+
+    app: Starlette
+    media: FakeWorker
+    whisper: FakeWorker
+    spool: Spool
+
+    def post(self, *parts: Any, path: str = "/v1/audio/transcriptions", file: bytes | None = WAV) -> Reply:
+        """The answer to a form of these (name, value) parts and the file."""
+        files = [] if file is None else [("file", file, "a.wav")]
+        return ask(self.app, "POST", path, FORM, multipart([*files, *parts]))
+
+    @property
+    def decoding(self) -> Any:
+        """What the speech worker was told."""
+        (job,) = self.whisper.jobs
+        assert isinstance(job, Transcribe)
+        return job.decoding
+
+    @property
+    def left(self) -> int:
+        return self.spool.usage().files
+
+
+@contextmanager
+def scripted(folder: Path, model: Model = MULTILINGUAL, script: Any = None, **settings: Any) -> Iterator[Scripted]:
+    config = Config(data_dir=str(folder), whisper_model=model.id, **settings)
+    ready = Ready(1, Backend("cpu", "0.32", "OpenBLAS 0.3"), model)
+    heard = [Progress(0.0, 4.5), *SEGMENTS, HEARD] if script is None else script
+    media = FakeWorker(
+        "media",
+        {Decode: [Progress(1, 2), Decoded(samples=72_000, decoder="soundfile", container="WAV", elapsed_ms=7.0)]},
+        ready=Ready(2),
+    )
+    whisper = FakeWorker("whisper", {Transcribe: heard}, ready=ready)
+    with Spool(folder) as spool:
+        yield Scripted(build(config, Workers(media, whisper), spool), media, whisper, spool)
+        assert spool.usage().files == 0, "a file was left in the spool"

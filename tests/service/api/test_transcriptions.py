@@ -1,0 +1,514 @@
+"""One recording in, its text out: the two speech routes over scripted workers."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from protocol.errors import Failure, ModelNotConfigured, QueueFull, UndecodableAudio, WorkerCrashed
+from protocol.events import Decoded, Model, Progress, Segment, Timings, Transcribed
+from protocol.jobs import Decode, Pcm, Transcribe
+from tests.asgi import FORM, JSON, ask, multipart, opened
+from tests.scripted import HEARD, WAV, Scripted, scripted
+
+URL = "/v1/audio/transcriptions"
+TEXT = "And so my fellow Americans ask not."
+ENCODED = base64.b64encode(WAV).decode()
+
+
+def post_json(service: Scripted, value: Any) -> Any:
+    return ask(service.app, "POST", URL, JSON, value if isinstance(value, bytes) else json.dumps(value).encode())
+
+
+# ------------------------------------------------------------------------------------------------- answers
+
+
+def test_json_is_the_default(service: Scripted) -> None:
+    reply = service.post()
+    assert reply.status == 200
+    assert reply.headers["content-type"] == "application/json"
+    assert reply.json["text"] == TEXT
+    assert reply.json["usage"] == {"type": "duration", "seconds": 5}
+    meta = reply.json["starling"]
+    timings = meta.pop("timings")
+    assert meta == {"model": "whisper-base", "language": "en", "language_probability": 0.98, "duration": 4.5}
+    assert (timings["decode_audio"], timings["mel"], timings["encode"], timings["decode"]) == (7.0, 1.0, 2.0, 3.0)
+    assert set(timings) == {"queue", "decode_audio", "vad", "mel", "encode", "decode", "align", "total", "rtf"}
+
+
+@pytest.mark.parametrize(
+    ("name", "content_type", "start"),
+    [
+        ("json", "application/json", '{"text":"And so'),
+        ("text", "text/plain; charset=utf-8", "And so my fellow Americans ask not.\n"),
+        ("srt", "application/x-subrip; charset=utf-8", "1\n00:00:00,000 --> 00:00:02,500\nAnd so"),
+        ("vtt", "text/vtt; charset=utf-8", "WEBVTT\n\n00:00:00.000 --> 00:00:02.500\nAnd so"),
+        ("verbose_json", "application/json", '{"task":"transcribe","language":"english","duration":4.5,'),
+    ],
+)
+def test_each_format_has_its_body_and_type(service: Scripted, name: str, content_type: str, start: str) -> None:
+    reply = service.post(("response_format", name))
+    assert (reply.status, reply.headers["content-type"]) == (200, content_type)
+    assert reply.text.startswith(start)
+
+
+def test_an_unknown_format_is_refused_with_those_there_are(service: Scripted) -> None:
+    reply = service.post(("response_format", "xml"))
+    assert reply.error == (400, "invalid_value", "response_format")
+    for name in ("json", "text", "srt", "verbose_json", "vtt"):
+        assert name in reply.json["error"]["message"]
+
+
+def test_headers_say_what_the_body_of_a_text_cannot(service: Scripted) -> None:
+    headers = service.post(("response_format", "text"), ("user", "me"), ("x y", "")).headers
+    assert headers["x-starling-model"] == "whisper-base"
+    assert headers["x-starling-language"] == "en"
+    assert headers["x-starling-duration"] == "4.5"
+    assert json.loads(headers["x-starling-timings"])["decode"] == 3.0
+    assert headers["x-starling-ignored"] == "user, x%20y"
+
+
+@pytest.mark.parametrize("granularities", [[], [""], ["segment"]])
+def test_verbose_json_has_segments_without_being_asked(service: Scripted, granularities: list[str]) -> None:
+    fields = [("timestamp_granularities[]", each) for each in granularities]
+    body = service.post(("response_format", "verbose_json"), *fields).json
+    assert [segment["text"] for segment in body["segments"]] == [" And so my fellow Americans", " ask not."]
+    assert "words" not in body
+
+
+def test_nothing_spoken_is_no_error(tmp_path: Path) -> None:
+    with scripted(tmp_path, script=[Transcribed(None, None, Timings())]) as service:
+        assert service.post(("response_format", "text")).text == "\n"
+        assert service.post(("response_format", "srt")).text == ""
+        assert service.post(("response_format", "vtt")).text == "WEBVTT\n"
+        reply = service.post(("response_format", "verbose_json"))
+        assert (reply.json["text"], reply.json["segments"], reply.json["language"]) == ("", [], "unknown")
+        assert "x-starling-language" not in reply.headers
+
+
+def test_the_workers_get_the_upload_and_then_its_samples(service: Scripted) -> None:
+    seen: list[bytes] = []
+
+    def decode(job: Decode) -> list[Any]:
+        seen.append(Path(job.source).read_bytes())
+        return [Decoded(samples=72_000, decoder="soundfile", container="WAV", elapsed_ms=1.0)]
+
+    service.media._script = {Decode: decode}
+    assert service.post(("language", "german"), ("prompt", "Ask")).status == 200
+    assert seen == [WAV]
+    (decoded,), (heard,) = service.media.jobs, service.whisper.jobs
+    assert isinstance(decoded, Decode) and isinstance(heard, Transcribe)
+    assert heard.audio == Pcm(decoded.target, 0, 72_000)
+    assert (heard.task, heard.decoding.language, heard.decoding.prompt) == ("transcribe", "de", "Ask")
+
+
+# ------------------------------------------------------------------------------------------------ translations
+
+
+def test_a_translation_is_english_and_says_what_was_spoken(tmp_path: Path) -> None:
+    spoken = [Segment(0, 1, " Hello", (), 0, 0.0, -0.1, 1.0, 0.0), Transcribed("de", 0.9, Timings())]
+    with scripted(tmp_path, script=spoken) as service:
+        reply = service.post(("response_format", "verbose_json"), path="/v1/audio/translations")
+        assert (reply.json["task"], reply.json["language"]) == ("translate", "english")
+        assert (reply.json["starling"]["language"], reply.headers["x-starling-language"]) == ("de", "de")
+        (job,) = service.whisper.jobs
+        assert isinstance(job, Transcribe) and job.task == "translate"
+
+
+def test_a_model_that_cannot_translate_says_so_before_any_work(tmp_path: Path) -> None:
+    with scripted(tmp_path, Model("tiny.en", "whisper", ("en",), False, 1, "float32")) as service:
+        assert service.post(path="/v1/audio/translations").error == (400, "unsupported_task", None)
+        assert service.post(("language", "de")).error == (400, "invalid_value", "language")
+        assert service.post(("language", "en_US")).status == 200
+        assert len(service.media.jobs) == 1
+
+
+# ---------------------------------------------------------------------------------------------------- models
+
+
+@pytest.mark.parametrize("name", ["whisper-base", "whisper-1", "gpt-4o-transcribe", "gpt-transcribe", "whatever", ""])
+def test_any_name_is_served_and_the_header_says_by_what(service: Scripted, name: str) -> None:
+    reply = service.post(("model", name))
+    assert (reply.status, reply.headers["x-starling-model"]) == (200, "whisper-base")
+
+
+def test_strict_models_are_asked_for_by_name_or_alias(tmp_path: Path) -> None:
+    with scripted(tmp_path, strict_models=True) as service:
+        assert service.post(("model", "whisper-1")).status == 200
+        assert service.post().status == 200
+        assert service.post(("model", "whatever")).error == (404, "model_not_found", "model")
+
+
+def test_a_chat_models_name_is_the_wrong_kind(tmp_path: Path) -> None:
+    with scripted(tmp_path, llm_model="qwen") as service:
+        assert service.post(("model", "qwen")).error == (400, "wrong_model_kind", "model")
+
+
+# ------------------------------------------------------------------------------------------------ the upload
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [("file", "output.wav"), ("model", "whisper-1")],
+        [("model", "whisper-1"), ("timestamp_granularities[]", "")],
+        [("file", WAV, "a.wav"), ("file", WAV, "b.wav")],
+        [("file", WAV, "a.wav"), ("file", "output.wav")],
+        [("audio", WAV, "a.wav")],
+    ],
+)
+def test_there_must_be_one_file(service: Scripted, parts: list[Any]) -> None:
+    reply = service.post(*parts, file=None)
+    assert (reply.status, reply.json["error"]["param"]) == (400, "file")
+    assert "one file part named `file`" in reply.json["error"]["message"]
+    assert service.media.jobs == []
+
+
+@pytest.mark.parametrize(
+    ("headers", "body"),
+    [
+        ({"content-type": "multipart/form-data"}, multipart([("file", WAV, "a")])),
+        ({"content-type": "multipart/form-data; boundary="}, multipart([("file", WAV, "a")])),
+        ({"content-type": "multipart/form-data; boundary=nope"}, multipart([("file", WAV, "a")])),
+        ({"content-type": f"multipart/form-data; boundary={'x' * 2000}"}, multipart([("file", WAV, "a")])),
+        (FORM, multipart([("file", WAV, "a"), ("model", "x")])[:60]),
+        (FORM, multipart([("file", WAV, "a"), ("model", "x")])[:-40]),
+        (FORM, multipart([("file", WAV, "a"), ("model", "x")], end=False)),
+        (FORM, b""),
+        (FORM, b"\r\n"),
+        (FORM, b"junk"),
+        (FORM, b"--XbX\r\n\r\nno header\r\n--XbX--\r\n"),
+        (FORM, b'--XbX\r\nContent-Disposition: form-data; filename="a"\r\n\r\nno name\r\n--XbX--\r\n'),
+        (FORM, b"--XbX\r\nX: " + b"y" * 10_000 + b"\r\n\r\n\r\n--XbX--\r\n"),
+        (FORM, b"--XbX\r\n" + b"X: y\r\n" * 99 + b"\r\n\r\n--XbX--\r\n"),
+        (FORM, multipart([("model", "x")] * 16_385)),
+    ],
+)
+def test_a_body_that_is_no_form_is_refused(service: Scripted, headers: dict[str, str], body: bytes) -> None:
+    reply = ask(service.app, "POST", URL, headers, body)
+    assert reply.error == (400, "invalid_request", None)
+    assert service.media.jobs == []
+
+
+@pytest.mark.parametrize("boundary", ['"XbX"', "XbX; charset=utf-8", "XbX ; x=y"])
+def test_the_boundary_may_be_quoted_or_have_company(service: Scripted, boundary: str) -> None:
+    headers = {"content-type": f"Multipart/Form-Data; boundary={boundary}"}
+    assert ask(service.app, "POST", URL, headers, multipart([("file", WAV, "a.wav")])).status == 200
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 64])
+def test_a_form_may_come_in_any_pieces(service: Scripted, size: int) -> None:
+    # Lines that begin like the boundary are data.
+    content = b"\r\n--XbY\r\n--Xb\r\r\n--XbX" + b"q\r\n" + WAV
+    seen: list[bytes] = []
+
+    def decode(job: Decode) -> list[Any]:
+        seen.append(Path(job.source).read_bytes())
+        return [Decoded(samples=16_000, decoder="soundfile", container="WAV", elapsed_ms=1.0)]
+
+    service.media._script = {Decode: decode}
+    body = multipart([("language", "de"), ("file", content, "a.wav"), ("prompt", "Grüße")])
+    reply = ask(service.app, "POST", URL, FORM, [body[at : at + size] for at in range(0, len(body), size)])
+    assert reply.status == 200
+    assert seen == [content]
+    assert (service.decoding.language, service.decoding.prompt) == ("de", "Grüße")
+
+
+@pytest.mark.parametrize(
+    "disposition",
+    [
+        b'filename="a.wav"',
+        b"filename=a.wav",
+        b'filename=""',
+        b'filename="\xff\xfe\x00.wav"',
+        "filename=\"föö.wav\"; filename*=UTF-8''f%C3%B6%C3%B6.wav".encode(),
+        b"filename*=UTF-8''a.wav",
+        b'filename="a\\"b;c.wav"',
+        b'filename="../../etc/passwd"',
+        b'filename="C:\\\\a.wav"',
+    ],
+)
+def test_what_the_file_is_called_never_matters(service: Scripted, disposition: bytes) -> None:
+    head = b'--XbX\r\ncontent-disposition: form-data; name="file"; ' + disposition + b"\r\n\r\n"
+    assert ask(service.app, "POST", URL, FORM, head + WAV + b"\r\n--XbX--\r\n").status == 200
+
+
+def test_other_files_are_ignored_and_told(service: Scripted) -> None:
+    reply = service.post(("cover", b"PNG", "cover.png"))
+    assert (reply.status, reply.headers["x-starling-ignored"]) == (200, "cover")
+
+
+def test_an_empty_file_is_empty_audio(service: Scripted) -> None:
+    assert service.post(file=b"").error == (400, "empty_audio", "file")
+
+
+@pytest.mark.parametrize(
+    "content_type",
+    ["application/x-www-form-urlencoded", "text/plain", "audio/wav", "application/octet-stream", "", "nonsense"],
+)
+def test_other_content_types_are_refused(service: Scripted, content_type: str) -> None:
+    reply = ask(service.app, "POST", URL, {"content-type": content_type}, b'{"file": "AAAA"}')
+    assert reply.error == (415, "unsupported_media_type", None)
+
+
+def test_no_content_type_and_a_compressed_body_are_refused(service: Scripted) -> None:
+    assert ask(service.app, "POST", URL, {}, b"x").error == (415, "unsupported_media_type", None)
+    headers = {**FORM, "content-encoding": "gzip"}
+    assert ask(service.app, "POST", URL, headers, b"x").error == (415, "unsupported_media_type", None)
+
+
+def test_8192_terms_are_admitted_and_one_more_is_not(service: Scripted) -> None:
+    terms = [("keywords[]", f"t{number}") for number in range(8192)]
+    assert service.post(*terms).error == (400, "unsupported_value", "keywords")
+    assert service.post(*terms, ("keywords[]", "x")).error == (400, "invalid_value", "keywords")
+
+
+# ------------------------------------------------------------------------------------------------------ sizes
+
+
+def test_a_length_over_the_limit_is_refused_before_the_body_comes(tmp_path: Path) -> None:
+    async def main(service: Scripted) -> None:
+        async with opened(service.app, "POST", URL, {**FORM, "content-length": "1001"}) as exchange:
+            await exchange.answered.wait()
+            assert exchange.sent[0]["status"] == 413
+            exchange.leave()
+        assert exchange.reply().error == (413, "payload_too_large", None)
+
+    with scripted(tmp_path, max_upload_bytes=1000) as service:
+        asyncio.run(main(service))
+
+
+def test_bytes_over_the_limit_are_refused_as_soon_as_they_are_counted(tmp_path: Path) -> None:
+    async def main(service: Scripted) -> None:
+        async with opened(service.app, "POST", URL, FORM) as exchange:
+            exchange.send(multipart([("file", b"x" * 900, "a")], end=False))
+            exchange.send(b"x" * 900)
+            await exchange.answered.wait()
+            assert exchange.sent[0]["status"] == 413
+            # The client is heard out, so that it gets to read the answer.
+            exchange.send(b"x" * 900)
+            exchange.send(b"", more=False)
+        assert exchange.complete
+
+    with scripted(tmp_path, max_upload_bytes=1000) as service:
+        asyncio.run(main(service))
+
+
+def test_json_has_a_limit_of_its_own(tmp_path: Path) -> None:
+    with scripted(tmp_path, max_json_bytes=1000) as service:
+        assert post_json(service, {"file": "A" * 1000}).error == (413, "payload_too_large", None)
+        assert service.post(file=b"x" * 5000).status == 200
+
+
+def test_text_fields_have_a_limit_together(service: Scripted) -> None:
+    assert service.post(("prompt", b"x" * (33 << 20))).error == (413, "payload_too_large", None)
+
+
+# ------------------------------------------------------------------------------------------------------- json
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        {"file": ENCODED},
+        {"file": f"data:audio/wav;base64,{ENCODED}"},
+        {"file": ENCODED[:8] + "\n" + ENCODED[8:]},
+        {"input_audio": {"data": ENCODED, "format": "wav"}},
+        {"audio": ENCODED},
+        {"file": None, "input_audio": None, "audio": ENCODED},
+        {"file": ENCODED, "input_audio": {"data": "?"}, "audio": "?"},
+    ],
+)
+def test_json_carries_the_file_in_base64(service: Scripted, members: dict[str, Any]) -> None:
+    reply = post_json(service, {"model": "whisper-1", "language": "de-AT", "temperature": [0, 0.5], **members})
+    assert (reply.status, reply.json["text"]) == (200, TEXT)
+    assert (service.decoding.language, service.decoding.temperature) == ("de", (0.0, 0.5))
+    assert "x-starling-ignored" not in reply.headers
+
+
+@pytest.mark.parametrize(
+    ("members", "code", "param"),
+    [
+        ({"file": "output.wav"}, "invalid_value", "file"),
+        ({"file": "QUI"}, "invalid_value", "file"),
+        ({"file": "QUI=QUI="}, "invalid_value", "file"),
+        ({"file": "A" * ((1 << 20) - 2) + "==" + "AAAA"}, "invalid_value", "file"),
+        ({"file": "data:audio/wav,AAAA"}, "invalid_value", "file"),
+        ({"file": 7}, "invalid_value", "file"),
+        ({"file": [ENCODED]}, "invalid_value", "file"),
+        ({"input_audio": ENCODED + "?"}, "invalid_value", "input_audio"),
+        ({"audio": "ü"}, "invalid_value", "audio"),
+        ({"file": ""}, "missing_field", "file"),
+        ({"model": "whisper-1"}, "missing_field", "file"),
+        ({"file": ENCODED, "temperature": "0.5x"}, "invalid_value", "temperature"),
+        ({"file": ENCODED, "stream": "true"}, "invalid_value", "stream"),
+        ({"file": ENCODED, "beam_size": 2.5}, "invalid_value", "beam_size"),
+    ],
+)
+def test_json_that_is_wrong_is_refused(service: Scripted, members: Any, code: str, param: str) -> None:
+    assert post_json(service, members).error == (400, code, param)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b'"x"',
+        b"null",
+        b'{"a": NaN}',
+        b"\xff\xfe",
+        b'{"file": 1e999}',
+        b"[" * 100_000,
+        b'{"p":"\\ud800"}',
+    ],
+)
+def test_what_is_no_json_object_is_refused(service: Scripted, body: bytes) -> None:
+    assert post_json(service, body).error == (400, "invalid_request", None)
+
+
+# ---------------------------------------------------------------------------------------------------- failures
+
+
+@pytest.mark.parametrize(
+    ("failure", "status", "code", "retry"),
+    [
+        (UndecodableAudio("this is no audio", param="file"), 400, "undecodable_audio", None),
+        (QueueFull("too many"), 429, "queue_full", None),
+        (WorkerCrashed("it crashed"), 503, "worker_crashed", None),
+        (WorkerCrashed("it crashed", retry=False), 503, "worker_crashed", "false"),
+    ],
+)
+def test_a_workers_refusal_keeps_its_kind(
+    service: Scripted, failure: Failure, status: int, code: str, retry: str | None
+) -> None:
+    service.media._script = {Decode: [Progress(0, 1), failure]}
+    reply = service.post()
+    assert reply.error[:2] == (status, code)
+    assert reply.headers.get("x-should-retry") == retry
+    assert ("retry-after" in reply.headers) is (status in (429, 503))
+    assert service.whisper.jobs == []
+
+
+def test_a_model_that_cannot_be_had_refuses_before_any_decoding(service: Scripted) -> None:
+    service.whisper.failure = ModelNotConfigured("run `starling get x`")
+    reply = service.post()
+    assert reply.error == (503, "model_not_configured", None)
+    assert (reply.json["error"]["message"], reply.headers["x-should-retry"]) == ("run `starling get x`", "false")
+    assert service.media.jobs == []
+
+
+def test_a_bug_is_a_500_without_its_traceback(service: Scripted, caplog: pytest.LogCaptureFixture) -> None:
+    def broken(job: Decode) -> list[Any]:
+        raise ZeroDivisionError("secret")
+
+    service.media._script = {Decode: broken}
+    reply = ask(service.app, "POST", URL, {**FORM, "x-request-id": "r-17"}, multipart([("file", WAV, "a")]))
+    assert reply.error == (500, "internal_error", None)
+    assert "secret" not in reply.text
+    assert "r-17" in reply.json["error"]["message"]
+    assert reply.headers["x-request-id"] == "r-17"
+    assert "ZeroDivisionError: secret" in caplog.text
+    assert "r-17 failed" in caplog.text
+
+
+def test_a_worker_that_answers_another_question_is_a_bug(service: Scripted) -> None:
+    service.media._script = {Decode: [HEARD]}
+    assert service.post().error == (500, "internal_error", None)
+
+
+def test_no_samples_are_empty_audio(service: Scripted) -> None:
+    service.media._script = {Decode: [Decoded(samples=0, decoder="soundfile", container="WAV", elapsed_ms=1.0)]}
+    assert service.post().error == (400, "empty_audio", "file")
+
+
+def test_nothing_of_a_request_stays_for_the_next(service: Scripted) -> None:
+    service.post(("language", "de"), ("prompt", "A"), ("temperature", "0.7"), ("beam_size", "99"))
+    service.post(("language", "de"), ("prompt", "A"), ("temperature", "0.7"))
+    service.whisper.jobs.clear()
+    service.post()
+    assert (service.decoding.language, service.decoding.prompt, service.decoding.temperature[0]) == (None, None, 0.0)
+
+
+# ------------------------------------------------------------------------------------------- clients that leave
+
+
+@pytest.fixture
+def quiet(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
+    """Fails the test when something was logged as an error."""
+    caplog.set_level(logging.INFO)
+    yield caplog
+    assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
+
+
+def test_a_client_that_leaves_while_it_uploads_leaves_nothing(
+    service: Scripted, quiet: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        for _ in range(50):
+            async with opened(service.app, "POST", URL, {**FORM, "content-length": "20000000"}) as exchange:
+                exchange.send(multipart([("file", b"x" * 100_000, "a")], end=False)[:-20])
+                exchange.leave()
+            assert exchange.sent == []
+
+    asyncio.run(main())
+    assert service.media.jobs == []
+    assert service.left == 0
+    assert quiet.text.count(" 499 ") == 50
+
+
+def test_a_client_that_leaves_while_a_worker_works_cancels_it(
+    service: Scripted, quiet: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        begun, never = asyncio.Event(), asyncio.Event()
+        service.whisper._script = {Transcribe: lambda job: begun.set() or [Progress(0, 1), never]}
+        async with opened(service.app, "POST", URL, FORM) as exchange:
+            exchange.send(multipart([("file", WAV, "a.wav")]), more=False)
+            await begun.wait()
+            assert service.left == 2
+            exchange.leave()
+        assert exchange.sent == []
+
+    asyncio.run(main())
+    assert service.whisper.cancelled == service.whisper.jobs
+    assert len(service.whisper.jobs) == 1
+    assert " 499 " in quiet.text
+
+
+def test_a_client_that_sends_nothing_is_given_up(tmp_path: Path) -> None:
+    async def main(service: Scripted) -> None:
+        async with opened(service.app, "POST", URL, FORM) as exchange:
+            exchange.send(multipart([("file", WAV, "a.wav")])[:30])
+            await exchange.answered.wait()
+            exchange.leave()
+        assert exchange.reply().error == (504, "request_timeout", None)
+
+    with scripted(tmp_path, upload_idle_s=0.05) as service:
+        asyncio.run(main(service))
+
+
+def test_two_at_once_do_not_meet(service: Scripted) -> None:
+    async def main() -> None:
+        async def one(language: str) -> str:
+            async with opened(service.app, "POST", URL, FORM) as exchange:
+                exchange.send(multipart([("file", WAV, "a.wav"), ("language", language)]), more=False)
+            return str(exchange.reply().json["text"])
+
+        def heard(job: Transcribe) -> list[Any]:
+            said = Segment(0, 1, f" {job.decoding.language}", (), 0, 0.0, -0.1, 1.0, 0.0)
+            return [said, Transcribed(job.decoding.language, None, Timings())]
+
+        service.whisper._script = {Transcribe: heard}
+        codes = ["de", "fr", "en", "es", "it", "pl", "cs", "ja"]
+        assert await asyncio.gather(*map(one, codes)) == codes
+
+    asyncio.run(main())
