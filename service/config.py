@@ -12,7 +12,7 @@ import os
 import re
 import sys
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
@@ -55,6 +55,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     max_upload_bytes: Annotated[int, Meta(ge=1, description="largest multipart body")] = 200 << 20
     max_json_bytes: Annotated[int, Meta(ge=1, description="largest JSON body")] = 32 << 20
+    upload_idle_s: Annotated[float, Meta(gt=0, description="seconds that an upload may send nothing")] = 60.0
     max_audio_seconds: Annotated[float, Meta(gt=0, description="longest recording")] = 4 * 3600.0
     max_decode_seconds: Annotated[float, Meta(gt=0, description="longest time to decode one file")] = 300.0
     media_memory_bytes: Annotated[int, Meta(ge=64 << 20, description="memory that decoding may add")] = 2 << 30
@@ -112,11 +113,13 @@ def _description(hint: Any) -> str:
     return next(meta.description for meta in get_args(hint)[1:] if isinstance(meta, Meta) and meta.description)
 
 
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    """One flag for each setting; only those that are given appear in the parsed namespace, unconverted."""
+def add_flags(parser: argparse.ArgumentParser, names: Collection[str] = ()) -> None:
+    """A flag for each setting (or for `names`); only those given appear in the parsed namespace, unconverted."""
     defaults = Config()
     group = parser.add_argument_group("settings", f"each also as {PREFIX}NAME and as `name = …` in the --config file")
     for setting in settings().values():
+        if names and setting.name not in names:
+            continue
         default = _shown(setting, getattr(defaults, setting.name))
         text = f"{setting.description} ({default})".replace("%", "%%")
         if setting.is_bool:

@@ -1,0 +1,1 @@
+"""One file a command. Knows terminals and HTTP; nothing else of the service imports it."""
