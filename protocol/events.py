@@ -109,7 +109,10 @@ class Transcribed(msgspec.Struct, frozen=True, tag="transcribed"):
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
-    """Ends any job, or, as job 0, the start of the worker. `message` is for the client: no path, no traceback."""
+    """Ends any job, or, as job 0, the worker: it cannot start, or met a bug and is about to end.
+
+    `message` is for the client: no path, no traceback.
+    """
 
     kind: Kind
     message: str

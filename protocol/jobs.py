@@ -70,7 +70,11 @@ class Transcribe(msgspec.Struct, frozen=True, tag="transcribe"):
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
-    """Forget the job whose id the frame carries. Idempotent; unknown ids are fine; nothing answers it."""
+    """Forget the job whose id the frame carries. Idempotent; unknown ids are fine.
+
+    A job that it stops ends with Failed(request_cancelled), so that its id is free and a hang still shows; where an
+    engine blocks, the process ends instead (wire.CANCELLED_EXIT).
+    """
 
 
 Job = Decode | Transcribe

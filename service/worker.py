@@ -1,17 +1,27 @@
-"""One pool of worker processes: spawn, route, bound, restart. `run(job)` is its whole interface."""
+"""One pool of worker processes: queue, route, bound. `run(job)` is its whole interface; restarts are supervision's."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
-from typing import Literal, Protocol
+import asyncio
+import itertools
+import sys
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import Protocol
 
 import msgspec
 
-from protocol.errors import Failure
-from protocol.events import Event, Loading, Ready
+from protocol.errors import Failure, PayloadTooLarge, QueueFull, ShuttingDown, WorkerStarting
+from protocol.events import TERMINAL, Event, Failed, Loading, Ready
 from protocol.jobs import Job
+from protocol.settings import Settings
+from protocol.wire import FrameError
+from service.process import rss_bytes
+from service.supervision import TIMING, Place, State, Timing
+from service.ticket import Ticket, again, failure_of
 
-State = Literal["starting", "ready", "waiting", "broken", "stopped"]
+COMMAND = (sys.executable, "-P", "-m", "workers")
+"""-P: a folder called `workers` where the service happens to be started is none of ours."""
 
 
 class ProcessStats(msgspec.Struct, frozen=True):
@@ -23,6 +33,7 @@ class ProcessStats(msgspec.Struct, frozen=True):
     rss_bytes: int
     restarts: int
     queued: int
+    """Jobs that wait in front of the whole pool: in its first line only, so that lines can be added up."""
     running: int
 
 
@@ -57,3 +68,189 @@ class Worker(Protocol):
 
     async def stop(self, grace: float) -> None:
         """Refuse new jobs, let running ones end within `grace` seconds, then end the processes."""
+
+
+class Pool:
+    """The Worker that runs processes. Usable within one event loop; `stop` ends what `start` began.
+
+    `stall(job)` is the silence in seconds that a process may keep while it has that job.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        settings: Settings,
+        *,
+        processes: int,
+        queue_limit: int,
+        start_wait: float,
+        stall: Callable[[Job], float],
+        command: Sequence[str] = COMMAND,
+        timing: Timing = TIMING,
+    ) -> None:
+        self.name = name
+        self._queue_limit = queue_limit
+        self._start_wait = start_wait
+        self._stall = stall
+        self._backlog = timing.backlog
+        names = [name] if processes == 1 else [f"{name}-{number}" for number in range(1, processes + 1)]
+        self._places = [Place(each, settings, command, timing, self._changed) for each in names]
+        self._waiting: deque[Ticket] = deque()
+        self._numbers = itertools.count(1)
+        self._ready: Ready | None = None
+        self._down_since: float | None = 0.0
+        """Since when no process is ready, on the event loop's clock; None while one is."""
+        self._stopping = False
+        self._owner: asyncio.Task[None] | None = None
+        self._group = asyncio.TaskGroup()
+
+    async def run(self, job: Job) -> AsyncGenerator[Event, None]:
+        ticket = self._enter(job)
+        try:
+            while True:
+                event = await ticket.next()
+                if isinstance(event, Failed):
+                    raise failure_of(event)
+                yield event
+                if isinstance(event, TERMINAL):
+                    return
+        finally:
+            self._forget(ticket)
+
+    @property
+    def ready(self) -> Ready | None:
+        return self._ready
+
+    @property
+    def loading(self) -> Loading | None:
+        return next((place.loading for place in self._places if place.loading), None)
+
+    @property
+    def failure(self) -> Failure | None:
+        if all(place.state == "broken" for place in self._places):
+            return self._places[0].failure
+        return None
+
+    def stats(self) -> list[ProcessStats]:
+        queued = itertools.chain([len(self._waiting)], itertools.repeat(0))
+        return [
+            ProcessStats(
+                name=place.name,
+                pid=place.pid,
+                state=place.state,
+                rss_bytes=rss_bytes(place.pid) if place.pid else 0,
+                restarts=max(0, place.spawns - 1),
+                queued=waiting,
+                running=place.running,
+            )
+            for place, waiting in zip(self._places, queued, strict=False)
+        ]
+
+    async def start(self) -> None:
+        """Spawn what does not run. Again, later: broken processes get another three chances."""
+        self._stopping = False
+        if self.failure and self._owner:
+            await asyncio.wait([self._owner])
+        if self._owner is None or self._owner.done():
+            self._down_since = asyncio.get_running_loop().time()
+            begun = asyncio.Event()
+            self._owner = asyncio.create_task(self._own(begun), name=f"pool {self.name}")
+            await begun.wait()
+        else:
+            self._revive("broken")
+
+    async def stop(self, grace: float) -> None:
+        self._stopping = True
+        while self._waiting:
+            self._waiting.popleft().fail(ShuttingDown("the server is shutting down"))
+        try:
+            async with asyncio.timeout(grace):
+                for place in self._places:
+                    await place.emptied()
+        except TimeoutError:
+            pass
+        finally:
+            for place in self._places:
+                place.drop(ShuttingDown("the server is shutting down"))
+            if self._owner is not None:
+                self._owner.cancel()
+                await asyncio.wait([self._owner])
+            for place in self._places:
+                place.state = "stopped"
+
+    async def _own(self, begun: asyncio.Event) -> None:
+        """Owns the processes' tasks. It ends when it is cancelled, or when all of them are broken."""
+        async with asyncio.TaskGroup() as self._group:
+            self._revive("starting", "broken", "stopped")
+            begun.set()
+
+    def _revive(self, *states: State) -> None:
+        for place in self._places:
+            if place.state in states:
+                place.state, place.failure = "starting", None
+                self._group.create_task(place.live(), name=f"worker {place.name}")
+
+    def _enter(self, job: Job) -> Ticket:
+        if self._stopping:
+            raise ShuttingDown("the server is shutting down")
+        if failure := self.failure:
+            raise again(failure)
+        ticket = Ticket(next(self._numbers), job, self._stall(job), self._backlog)
+        self._waiting.append(ticket)
+        self._dispatch()
+        if len(self._waiting) > self._queue_limit:
+            self._waiting.remove(ticket)
+            raise QueueFull(f"{self._queue_limit} requests are waiting for this model already; try again later")
+        self._expect_start(ticket, asyncio.get_running_loop().time())
+        return ticket
+
+    def _forget(self, ticket: Ticket) -> None:
+        """The reader is gone: a job that waits never runs, one that runs is cancelled, one that ended is no more."""
+        ticket.leave()
+        if ticket.overdue:
+            ticket.overdue.cancel()
+        if ticket in self._waiting:
+            self._waiting.remove(ticket)
+        for place in self._places:
+            place.cancel(ticket)
+
+    def _changed(self) -> None:
+        """A process can take a job, has gone, or is broken."""
+        ready = [place for place in self._places if place.ready]
+        if ready:
+            self._ready, self._down_since = ready[-1].ready, None
+        elif self._down_since is None:
+            self._down_since = asyncio.get_running_loop().time()
+        if failure := self.failure:
+            while self._waiting:
+                self._waiting.popleft().fail(failure)
+        self._dispatch()
+
+    def _dispatch(self) -> None:
+        """Hand waiting jobs, oldest first, to the least busy process that has room."""
+        while self._waiting:
+            place = min(self._places, key=lambda place: (place.room <= 0, place.running))
+            if place.room <= 0:
+                return
+            ticket = self._next()
+            try:
+                place.give(ticket)
+            except FrameError as error:
+                ticket.fail(PayloadTooLarge(f"the request is too large for the worker: {error}"))
+
+    def _next(self) -> Ticket:
+        """The job whose turn it is. Urgency will have its say here."""
+        return self._waiting.popleft()
+
+    def _expect_start(self, ticket: Ticket, entered: float) -> None:
+        """Fail `ticket` with WorkerStarting once it has waited while no process was ready for `start_wait`."""
+        if ticket not in self._waiting:
+            return
+        loop = asyncio.get_running_loop()
+        down_since = loop.time() if self._down_since is None else self._down_since
+        deadline = max(entered, down_since) + self._start_wait
+        if loop.time() < deadline:
+            ticket.overdue = loop.call_at(deadline, self._expect_start, ticket, entered)
+        else:
+            self._waiting.remove(ticket)
+            ticket.fail(WorkerStarting(f"no {self.name} worker was ready within {self._start_wait:.3g} s"))

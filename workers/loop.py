@@ -168,6 +168,8 @@ class _Desk(Generic[H]):
             self._inbox.end_step()
 
     def fail_all(self) -> None:
+        """Also says, as job 0, that the process is about to end, so that it gets no more jobs."""
+        self._send((0, failed(_internal_error())))
         for job in tuple(self._open):
             self.emit(job, failed(_internal_error()))
 

@@ -1,0 +1,178 @@
+"""Uploads and PCM on disk: limits, removal, and what a service that died left behind. Knows no HTTP and no audio.
+
+<data_dir>/spool/.lock            held while a service comes or sweeps
+<data_dir>/spool/<instance>/      one service's files (0700); its `.lock` is held while that service lives
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import logging
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from io import FileIO
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import msgspec
+
+from protocol.errors import DiskFull, PayloadTooLarge
+
+log = logging.getLogger(__name__)
+
+_LOCK = ".lock"
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """What the spool holds now. `bytes` are those allocated on disk."""
+
+    files: int
+    bytes: int
+
+
+class SpoolFile:
+    """One file of the spool, open for writing at its end.
+
+    A write goes to the page cache (no fsync: nothing here outlives the service), so chunks of up to about
+    1 MiB may be written from the event loop.
+    """
+
+    def __init__(self, path: Path, file: FileIO, limit: int | None) -> None:
+        self.path = path
+        self.size = 0
+        """Bytes written so far."""
+        self._file = file
+        self._limit = limit
+
+    def write(self, chunk: bytes | bytearray | memoryview) -> None:
+        """Append `chunk`. Raises PayloadTooLarge before it writes past the limit, DiskFull when there is no room."""
+        size = self.size + len(chunk)
+        if self._limit is not None and size > self._limit:
+            raise PayloadTooLarge(f"the upload is larger than the {self._limit} bytes that are allowed")
+        rest = memoryview(chunk)
+        while rest:
+            with _disk_full():
+                written = self._file.write(rest)
+            rest = rest[written:]
+        self.size = size
+
+
+class Spool:
+    """This service's folder. A context manager: entering makes it, leaving removes it with all it holds."""
+
+    def __init__(self, data_dir: str | Path) -> None:
+        self._home = Path(data_dir) / "spool"
+        self._instance = self._home / secrets.token_hex(8)
+        self._open = ExitStack()
+
+    @property
+    def path(self) -> Path:
+        return self._instance
+
+    def __enter__(self) -> Self:
+        """Raises DiskFull when the folder cannot be made for want of room, OSError for other reasons."""
+        with _disk_full(), ExitStack() as undo:
+            self._home.mkdir(mode=0o700, parents=True, exist_ok=True)
+            # Without it a service that sweeps could remove a folder between its making and its locking.
+            with _locked(self._home / _LOCK):
+                _sweep(self._home)
+                self._instance.mkdir(mode=0o700)
+                undo.enter_context(_locked(self._instance / _LOCK))
+                undo.callback(shutil.rmtree, self._instance, ignore_errors=True)
+            self._open = undo.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._open.close()
+
+    @contextmanager
+    def upload(self, limit: int | None = None) -> Iterator[SpoolFile]:
+        """An empty file for at most `limit` bytes of a client's, removed when the context ends.
+
+        Raises DiskFull when it cannot be made.
+        """
+        path = self._instance / f"{secrets.token_hex(8)}.upload"
+        try:
+            with _disk_full():
+                file = _private(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+            with file:
+                yield SpoolFile(path, file, limit)
+        finally:
+            path.unlink(missing_ok=True)
+
+    @contextmanager
+    def pcm(self) -> Iterator[Path]:
+        """The path of an empty file for a media worker to fill with s16le, removed when the context ends.
+
+        It is there from the start, so that a worker that opens it without creating it cannot bring it back
+        after its removal. Raises DiskFull when it cannot be made.
+        """
+        path = self._instance / f"{secrets.token_hex(8)}.pcm"
+        try:
+            with _disk_full():
+                _private(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL).close()
+            yield path
+        finally:
+            path.unlink(missing_ok=True)
+
+    def usage(self) -> Usage:
+        """Walks the folder: one stat for each request under way."""
+        sizes = []
+        with os.scandir(self._instance) as entries:
+            for entry in entries:
+                if entry.name != _LOCK:
+                    try:
+                        sizes.append(entry.stat(follow_symlinks=False).st_blocks * 512)
+                    except FileNotFoundError:
+                        continue
+        return Usage(files=len(sizes), bytes=sum(sizes))
+
+
+def _private(path: Path, flags: int) -> FileIO:
+    """Open for writing without a buffer, so that a full disk shows in `write` and not in `close`."""
+    return FileIO(os.open(path, flags, 0o600), "wb")
+
+
+@contextmanager
+def _disk_full() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        raise DiskFull("the server's disk is full") from error
+
+
+@contextmanager
+def _locked(path: Path, *, wait: bool = True) -> Iterator[None]:
+    """Hold `path` as this process's. Raises BlockingIOError when another process does and `wait` is false.
+
+    The lock ends with the process however it ends, and no child inherits it (Python opens files close-on-exec).
+    """
+    with _private(path, os.O_WRONLY | os.O_CREAT) as file:
+        fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+
+
+def _sweep(home: Path) -> None:
+    """Remove the folders of services that are no more. The caller holds the lock of `home`."""
+    for folder in home.iterdir():
+        if not folder.is_dir() or folder.is_symlink():
+            continue
+        try:
+            with _locked(folder / _LOCK, wait=False):
+                shutil.rmtree(folder)
+        except BlockingIOError:
+            continue
+        except OSError as error:
+            log.warning("the spool of a service that is gone cannot be removed: %s: %s", folder, error)
+            continue
+        log.info("removed the spool of a service that is gone: %s", folder.name)

@@ -1,0 +1,175 @@
+"""A real worker process without a model: `python -P tests/counter.py OPTION… FD`. It does what its jobs are called.
+
+Options
+    capacity=N              jobs at once (2)
+    blocking                one step runs a whole job
+    refuse | fail | error   at the start: Failed(model_not_configured) | exit status 3 | an exception
+    noise | early           at the start: no frame at all | an answer before Ready
+    log=PATH                appends a line `PID` for each start
+    fail-first=N            with log: exits with status 3 in the first N starts
+    gate=FIFO               at the start: reports Loading("held"), then waits until the FIFO is written to
+    deaf                    says Ready and never reads: neither jobs nor the end of the stream
+
+Decode.source
+    count:N      Progress for 1 … N, then Decoded(samples=N)
+    flood:N      N Segments in one step, then Decoded(samples=N)
+    hold         Progress once, then nothing, without keeping the engine busy
+    fifo:PATH    Progress, then a step that lasts until the FIFO is written to, then Decoded
+    hang         Progress, then a step that never ends
+    crash        Progress, then SIGKILL; exit:N ends with that status instead
+    noise        Progress, then bytes that are no frame
+    chatter:N    prints N bytes without a line's end, then Decoded
+    pid          Decoded(samples=its pid); spawn: of a child that sleeps and inherits what can be inherited
+    refuse       InvalidValue out of admit
+    bug          an exception out of admit; bug-step: Progress, then one out of step
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+from protocol.errors import InvalidValue, ModelNotConfigured
+from protocol.events import Decoded, Loading, Progress, Ready, Segment
+from protocol.jobs import Decode, Job
+from protocol.settings import Settings
+from protocol.wire import frame
+from workers import loop
+
+
+class Task:
+    """A job under way."""
+
+    def __init__(self, word: str, argument: str, emit: loop.Emit) -> None:
+        self.word = word
+        self.argument = argument
+        self.emit = emit
+        self.done = 0
+
+    def end(self, samples: int) -> None:
+        self.emit(Decoded(samples=samples, decoder="soundfile", container="counter", elapsed_ms=0.0))
+
+
+class Counter:
+    """The engine. Its tasks take turns, one step of each at a time, unless it is blocking."""
+
+    def __init__(self, capacity: int, blocking: bool, fd: int) -> None:
+        self.blocking = blocking
+        self.ready = Ready(capacity=capacity)
+        self._fd = fd
+        self._tasks: list[Task] = []
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._tasks)
+
+    def admit(self, job: Job, emit: loop.Emit) -> Task:
+        assert isinstance(job, Decode)
+        word, _, argument = job.source.partition(":")
+        if word == "refuse":
+            raise InvalidValue("this one is refused", param="file")
+        if word == "bug":
+            raise RuntimeError("a bug in admit")
+        task = Task(word, argument, emit)
+        if word == "hold":
+            emit(Progress(done=0, total=1))
+        else:
+            self._tasks.append(task)
+        return task
+
+    def cancel(self, handle: Task) -> None:
+        if handle in self._tasks:
+            self._tasks.remove(handle)
+
+    def step(self) -> None:
+        for task in tuple(self._tasks):
+            while self._work(task):
+                if not self.blocking:
+                    break
+            else:
+                self._tasks.remove(task)
+
+    def _work(self, task: Task) -> bool:
+        """One step of one task; whether there are more."""
+        match task.word:
+            case "count":
+                task.done += 1
+                task.emit(Progress(done=task.done, total=int(task.argument)))
+                if task.done < int(task.argument):
+                    return True
+                task.end(task.done)
+            case "flood":
+                for number in range(int(task.argument)):
+                    task.emit(Segment(number, number + 1, " word", (1, 2, 3), 0, 0.0, 0.0, 1.0, 0.0))
+                task.end(int(task.argument))
+            case "fifo":
+                task.emit(Progress(done=0, total=1))
+                Path(task.argument).read_bytes()
+                task.end(0)
+            case "pid":
+                task.end(os.getpid())
+            case "spawn":
+                task.end(subprocess.Popen(["sleep", "60"], close_fds=False).pid)
+            case "chatter":
+                sys.stdout.write("x" * int(task.argument))
+                sys.stdout.flush()
+                task.end(0)
+            case _:
+                self._misbehave(task)
+        return False
+
+    def _misbehave(self, task: Task) -> None:
+        task.emit(Progress(done=0, total=1))
+        match task.word:
+            case "hang":
+                threading.Event().wait()
+            case "crash":
+                os.kill(os.getpid(), signal.SIGKILL)
+            case "exit":
+                os._exit(int(task.argument))
+            case "noise":
+                os.write(self._fd, b"Loading weights: 100%\n")
+            case "bug-step":
+                raise RuntimeError("a bug in step")
+            case word:
+                raise AssertionError(f"no job is called {word!r}")
+
+
+def main(options: list[str], fd: int) -> None:
+    named = dict(option.partition("=")[::2] for option in options)
+    starts = 0
+    if "log" in named:
+        with Path(named["log"]).open("a+") as log:
+            log.write(f"{os.getpid()}\n")
+        starts = len(Path(named["log"]).read_text().splitlines())
+
+    def build(settings: Settings, report: loop.Report) -> Counter:
+        report(Loading("counting up"))
+        if "refuse" in named:
+            raise ModelNotConfigured("there is no model; get one", retry=False)
+        if "fail" in named or starts <= int(named.get("fail-first", -1)):
+            os._exit(3)
+        if "error" in named:
+            raise RuntimeError("a bug in build")
+        if "noise" in named:
+            os.write(fd, b"Loading weights: 100%\n")
+        if "early" in named:
+            os.write(fd, frame(1, Progress(done=0, total=0)))
+        if "gate" in named:
+            report(Loading("held", done=1, total=2))
+            Path(named["gate"]).read_bytes()
+        return Counter(int(named.get("capacity", 2)), "blocking" in named, fd)
+
+    os.dup2(2, 1)
+    if "deaf" in named:
+        os.write(fd, frame(0, Ready(capacity=2)))
+        threading.Event().wait()
+    loop.serve(fd, build)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:-1], int(sys.argv[-1]))
