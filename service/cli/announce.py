@@ -21,7 +21,8 @@ async def announce(workers: Iterable[Worker], url: str) -> None:
     while waiting:
         for worker in list(waiting):
             if worker.failure is not None:
-                _say(f"not ready: {worker.failure.message}\nEverything else is served; `starling doctor` says more.")
+                _say(f"not ready: {worker.failure.message}")
+                _say("The service answers, but cannot transcribe; `starling doctor` says more.")
                 return
             if worker.ready is not None:
                 waiting.remove(worker)

@@ -1,0 +1,98 @@
+"""`starling serve` as a process: its first words, its ends, and what it refuses."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from service.__main__ import main
+
+pytestmark = pytest.mark.port
+
+ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("STARLING_")}
+
+
+class Started:
+    def __init__(self, folder: Path) -> None:
+        # A model that is not there: this is about the process, and nothing has to be loaded.
+        flags = ["--data-dir", str(folder), "--port", "0", "--whisper-model", "no/such", "--offline", "--until-eof"]
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "service", "serve", *flags],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env=ENVIRONMENT,
+            start_new_session=True,
+        )
+        assert self.process.stdout is not None
+        self.first = self.process.stdout.readline()
+
+    @property
+    def url(self) -> str:
+        found = re.search(r"http://\S+", self.first)
+        assert found
+        return found[0]
+
+    def rest(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.read()
+
+
+@pytest.fixture
+def started(tmp_path: Path) -> Iterator[Started]:
+    service = Started(tmp_path / "data")
+    yield service
+    service.process.kill()
+    service.process.wait()
+    for pipe in (service.process.stdin, service.process.stdout):
+        assert pipe is not None
+        pipe.close()
+
+
+def test_it_prints_its_real_address_and_answers_there(started: Started, tmp_path: Path) -> None:
+    assert re.fullmatch(r"Starling [\d.]+ on http://127\.0\.0\.1:[1-9]\d+ \(Ctrl-C stops it\)\n", started.first)
+    with urllib.request.urlopen(f"{started.url}/health") as answer:
+        assert answer.read() == b'{"status":"ok"}'
+    assert (tmp_path / "data").stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_it_in_good_order(started: Started, number: signal.Signals) -> None:
+    urllib.request.urlopen(f"{started.url}/health").close()
+    started.process.send_signal(number)
+    assert "stopping; once more stops it at once\n" in started.rest()
+    assert started.process.wait() == 0
+
+
+def test_the_end_of_its_input_ends_it(started: Started) -> None:
+    urllib.request.urlopen(f"{started.url}/health").close()
+    assert started.process.stdin is not None
+    started.process.stdin.close()
+    assert started.process.wait() == 0
+
+
+def test_a_port_in_use_is_refused_with_a_way_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("service.cli.address.PROBE_S", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        assert main(["serve", "--port", str(port), "--data-dir", str(tmp_path)]) == 1
+    message = f"starling: 127.0.0.1:{port} is in use by another program: choose another port (--port 9000,"
+    assert capsys.readouterr().err.startswith(message)
+
+
+def test_a_data_directory_that_cannot_be_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").touch()
+    assert main(["serve", "--port", "0", "--data-dir", str(tmp_path / "file" / "x")]) == 1
+    assert "cannot be made (Not a directory): see --data-dir" in capsys.readouterr().err
