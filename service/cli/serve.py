@@ -21,9 +21,12 @@ from service.config import Config
 
 if TYPE_CHECKING:
     from hypercorn.config import Config as Hypercorn
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 SHUTDOWN_S = 15.0
 """What ending may take beyond the two graces (connections, then workers) before it is cut short."""
+CLOSING_S = 2.0
+"""What requests that are told that their client left may take to end."""
 KEEP_ALIVE_S = 75.0
 """Longer than clients keep idle connections (httpx: 5 s), so that none is closed just as a request is sent on it."""
 
@@ -102,7 +105,7 @@ async def _serve(config: Config, listening: socket.socket, url: str, *, until_eo
     from service.app import create
     from service.cli.announce import announce
 
-    app = create(config)
+    app, over = create(config), asyncio.Event()
     if until_eof:
         await _watch_stdin(stop)
     try:
@@ -110,17 +113,46 @@ async def _serve(config: Config, listening: socket.socket, url: str, *, until_eo
 
             async def stopped() -> None:
                 await stop.wait()
-                limit.reschedule(asyncio.get_running_loop().time() + 2 * config.grace + SHUTDOWN_S)
+                loop = asyncio.get_running_loop()
+                loop.call_later(config.grace, over.set)
+                limit.reschedule(loop.time() + 2 * config.grace + SHUTDOWN_S)
 
             async with asyncio.TaskGroup() as group:
                 announcing = group.create_task(announce(app.state.workers, url))
-                served: Any = app  # Starlette's and Hypercorn's words for the same ASGI types differ.
+                served: Any = Closing(app, over)  # Starlette's and Hypercorn's words for the same ASGI types differ.
                 await serve(served, _hypercorn(config, listening), shutdown_trigger=stopped, mode="asgi")
                 announcing.cancel()
     except TimeoutError:
         logging.getLogger("starling").error("some requests did not end in time and were cut off")
         return 1
     return 0
+
+
+class Closing:
+    """Wraps an app: once `over` is set, every request still running is told that its client left.
+
+    Hypercorn waits for open connections before it ends the app, since Python 3.12 without a limit.
+    """
+
+    def __init__(self, app: ASGIApp, over: asyncio.Event) -> None:
+        self._app = app
+        self._over = over
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def unless_over() -> Message:
+            receiving, over = asyncio.ensure_future(receive()), asyncio.ensure_future(self._over.wait())
+            try:
+                await asyncio.wait((receiving, over), return_when=asyncio.FIRST_COMPLETED)
+                return receiving.result() if receiving.done() else {"type": "http.disconnect"}
+            finally:
+                receiving.cancel()
+                over.cancel()
+
+        await self._app(scope, unless_over, send)
 
 
 def _hypercorn(config: Config, listening: socket.socket) -> Hypercorn:
@@ -131,7 +163,7 @@ def _hypercorn(config: Config, listening: socket.socket) -> Hypercorn:
     settings.accesslog = None
     settings.errorlog = logging.getLogger("hypercorn.error")
     settings.include_server_header = False
-    settings.graceful_timeout = config.grace
+    settings.graceful_timeout = config.grace + CLOSING_S
     settings.keep_alive_timeout = KEEP_ALIVE_S
     return settings
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import signal
@@ -11,10 +12,12 @@ import sys
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from service.__main__ import main
+from service.cli.serve import Closing
 
 pytestmark = pytest.mark.port
 
@@ -24,9 +27,9 @@ ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.sta
 class Started:
     def __init__(self, folder: Path) -> None:
         # A model that is not there: this is about the process, and nothing has to be loaded.
-        flags = ["--data-dir", str(folder), "--port", "0", "--whisper-model", "no/such", "--offline", "--until-eof"]
+        flags = ["--port", "0", "--whisper-model", "no/such", "--offline", "--until-eof", "--grace", "0.5"]
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "service", "serve", *flags],
+            [sys.executable, "-m", "service", "serve", "--data-dir", str(folder), *flags],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -74,6 +77,16 @@ def test_a_signal_ends_it_in_good_order(started: Started, number: signal.Signals
     assert started.process.wait() == 0
 
 
+def test_a_client_that_stopped_sending_does_not_keep_it(started: Started) -> None:
+    port = int(started.url.rpartition(":")[2])
+    head = b"POST /v1/audio/transcriptions HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n"
+    with socket.create_connection(("127.0.0.1", port)) as stuck:
+        stuck.sendall(head + b"content-type: multipart/form-data; boundary=b\r\n\r\n--b\r\n")
+        urllib.request.urlopen(f"{started.url}/health").close()
+        started.process.terminate()
+        assert started.process.wait(5) == 0
+
+
 def test_the_end_of_its_input_ends_it(started: Started) -> None:
     urllib.request.urlopen(f"{started.url}/health").close()
     assert started.process.stdin is not None
@@ -96,3 +109,21 @@ def test_a_data_directory_that_cannot_be_is_refused(tmp_path: Path, capsys: pyte
     (tmp_path / "file").touch()
     assert main(["serve", "--port", "0", "--data-dir", str(tmp_path / "file" / "x")]) == 1
     assert "cannot be made (Not a directory): see --data-dir" in capsys.readouterr().err
+
+
+def test_when_time_is_over_every_client_counts_as_gone() -> None:
+    heard: list[str] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        while (message := await receive())["type"] != "http.disconnect":
+            heard.append(message["body"])
+
+    async def ask() -> None:
+        over = asyncio.Event()
+        messages: asyncio.Queue[Any] = asyncio.Queue()
+        messages.put_nowait({"type": "http.request", "body": "first"})
+        asyncio.get_running_loop().call_later(0.05, over.set)
+        await Closing(app, over)({"type": "http"}, messages.get, None)  # type: ignore[arg-type]
+
+    asyncio.run(ask())
+    assert heard == ["first"]
