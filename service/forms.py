@@ -223,8 +223,8 @@ def describe(kind: inspect.Type) -> str:
             names = ", ".join(str(value) for value in kind.values)
             return names if len(kind.values) == 1 else f"one of {names}"
         case inspect.VarTupleType():
-            most = "" if kind.max_length is None else f" of at most {kind.max_length}"
-            return f"a list{most}, each {describe(kind.item_type)}"
+            most = "" if kind.max_length is None else f"at most {kind.max_length} "
+            return f"{describe(kind.item_type)}, or a list of {most}such"
         case inspect.StructType():
             return "an object {" + "; ".join(f"{entry.name}: {describe(entry.type)}" for entry in kind.fields) + "}"
         case _:
