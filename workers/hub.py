@@ -60,9 +60,10 @@ def cached(model: str) -> Path | None:
 
 
 def download(model: str, *, offline: bool, report: Report) -> Path:
-    """Fetch what is missing or newer, going on where an earlier attempt broke off. Raises ModelNotConfigured.
+    """Fetch what is missing or newer. Raises ModelNotConfigured.
 
-    Of several weight files it fetches one layout, and never what has to be unpickled.
+    A transfer that breaks off goes on from where it stopped; after a restart only whole files are kept. Of several
+    weight files it fetches one layout, and never what has to be unpickled.
     """
     from huggingface_hub import HfApi, constants, hf_hub_download, snapshot_download
     from huggingface_hub.errors import HfHubHTTPError
@@ -105,7 +106,7 @@ def _explain(model: str, error: BaseException) -> NoReturn:
     else:
         message = (
             f"{model} is not whole on this machine and the Hugging Face hub cannot be reached; "
-            f"with a network, {get} fetches it or goes on where it stopped"
+            f"with a network, {get} fetches the rest of it"
         )
     raise ModelNotConfigured(message) from error
 
