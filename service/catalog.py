@@ -113,7 +113,7 @@ class Catalog:
 def public_id(model: str) -> str:
     """A hub id or a starter's name as it is; of a folder only its own name, for clients need no paths of ours."""
     path = Path(model).expanduser()
-    return path.resolve().name if model.startswith((".", "/", "~")) or path.is_dir() else model
+    return model if _HUB_ID.fullmatch(model) and not path.is_dir() else path.resolve().name
 
 
 def _cached() -> Iterable[Listed]:

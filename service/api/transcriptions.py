@@ -93,7 +93,7 @@ def _headers(transcript: Transcript, ignored: list[str]) -> Mapping[str, str]:
     headers = {
         "x-starling-model": quote(meta.model, safe="/: "),
         "x-starling-language": meta.language,
-        "x-starling-duration": f"{meta.duration:g}",
+        "x-starling-duration": str(meta.duration),
         "x-starling-timings": msgspec.json.encode(meta.timings).decode(),
         "x-starling-ignored": forms.ignored_header(ignored),
     }
