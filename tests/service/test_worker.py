@@ -460,6 +460,22 @@ async def test_leaving_a_job_that_waits_disturbs_nobody(tmp_path: Path) -> None:
         assert restarts(worker) == 0
 
 
+async def test_an_exit_as_if_cancelled_is_a_crash_when_nothing_is_being_cancelled(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.WARNING, "starling.counter")
+    async with pool("capacity=1") as worker:
+        assert isinstance(await failure(worker, "exit:86"), WorkerCrashed)
+        async with begun(worker, "hold"):
+            pass
+        assert isinstance(await failure(worker, "exit:86"), WorkerCrashed)
+        await samples(worker, "count:1")
+    assert [record.getMessage() for record in caplog.records] == [
+        "it ended (exit status 86); starting it again in 0.02 s",
+        "it ended (exit status 86); starting it again in 0.04 s",
+    ]
+
+
 async def test_a_hang_shows_although_its_reader_has_left() -> None:
     timing = Timing(first_backoff=0.01, cancel_stall=0.2)
     async with pool("capacity=1", timing=timing) as worker:
