@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from fractions import Fraction
 from typing import Any
 
@@ -179,3 +179,37 @@ def _add_cover(out: Any) -> av.Packet[Any]:
         packet: Any = next(source.demux(source.streams.video[0]))
     packet.stream = image
     return packet
+
+
+# ---- one of each kind --------------------------------------------------------------------------------------------
+
+Make = Callable[[Audio], bytes]
+
+CONTAINERS: dict[str, Make] = {
+    "wav": lambda x: sound(x),
+    "rf64": lambda x: sound(x, "RF64"),
+    "w64": lambda x: sound(x, "W64"),
+    "aiff": lambda x: sound(x, "AIFF"),
+    "au": lambda x: sound(x, "AU"),
+    "caf": lambda x: sound(x, "CAF"),
+    "flac": lambda x: sound(x, "FLAC"),
+    "flac from a pipe": lambda x: encode(x, "flac", "flac", live=True),
+    "mp3": lambda x: encode(x, "mp3", "libmp3lame"),
+    "ogg vorbis": lambda x: sound(x, "OGG", "VORBIS"),
+    "ogg opus": lambda x: encode(x, "ogg", "libopus", 48_000),
+    "webm opus": lambda x: encode(x, "webm", "libopus", 48_000),
+    "m4a aac": lambda x: encode(x, "mp4", "aac", 48_000),
+    "m4a alac": lambda x: encode(x, "mp4", "alac"),
+    "mp4 with a picture": lambda x: encode(x, "mp4", "aac", 48_000, picture=True),
+    "mov with a picture": lambda x: encode(x, "mov", "aac", 48_000, picture=True),
+    "fragmented mp4": lambda x: encode(
+        x, "mp4", "aac", 48_000, live=True, options={"movflags": "frag_keyframe+empty_moov"}
+    ),
+    "aac adts": lambda x: encode(x, "adts", "aac", 48_000),
+    "mpeg transport stream": lambda x: encode(x, "mpegts", "aac", 48_000),
+    "wma": lambda x: encode(x, "asf", "wmav2", 44_100, bit_rate=64_000),
+    "amr": lambda x: encode(x, "amr", "libopencore_amrnb", 8_000),
+    "avi": lambda x: encode(x, "avi", "libmp3lame", 44_100),
+    "matroska": lambda x: encode(x, "matroska", "flac"),
+    "wavpack": lambda x: encode(x, "wv", "wavpack"),
+}

@@ -29,6 +29,9 @@ byte of an upload four hours of sound."""
 
 MAX_CHANNELS = 64
 
+_LOUDEST = 16.0
+"""Full scale is 1; a float sample beyond this is damage, and squares of 1e30 would overflow further on."""
+
 _MIN_BYTES_PER_SECOND = 50
 """A header's duration is believed only when the file could hold it: no codec says anything in 400 bit/s."""
 
@@ -152,7 +155,7 @@ class _Converter:
         """What is ready of it, mono at 16 kHz. Samples that are no numbers become silence."""
         # Contiguous, so that sums run in one order whichever reader the samples come from.
         finite = np.nan_to_num(np.ascontiguousarray(block.samples), nan=0.0, posinf=0.0, neginf=0.0)
-        return self._mixer.push(self._resample(finite, last=False))
+        return self._mixer.push(self._resample(np.clip(finite, -_LOUDEST, _LOUDEST), last=False))
 
     def flush(self) -> Floats:
         """What resampler and mixer still hold."""

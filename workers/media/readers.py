@@ -13,12 +13,13 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import BinaryIO, Literal
 
 import av
 import numpy as np
 import numpy.typing as npt
 import soundfile
+from av.audio.plane import AudioPlane
 from av.audio.stream import AudioStream
 from av.container import InputContainer
 
@@ -79,6 +80,8 @@ def open_soundfile(path: str) -> Iterator[Opened]:
     except soundfile.SoundFileError as error:
         raise Unreadable("libsndfile does not know it") from error
     with file:
+        if file.subtype.startswith("MPEG"):
+            raise Unreadable("libsndfile's MP3 decoder writes its complaints into the log")
         if not file.frames:
             raise Unreadable("libsndfile finds no samples in it")
         yield Opened("soundfile", file.format, file.frames / file.samplerate, _soundfile_blocks(file))
@@ -216,20 +219,29 @@ def _packets(container: InputContainer, stream: AudioStream) -> Generator[av.Pac
         yield from container.demux(stream)
     except av.FFmpegError:
         yield None  # the file breaks off here
+    except IndexError:
+        yield None  # PyAV stumbles, at the end, over tracks that a transport stream announced on its way
+
+
+_SAMPLE_TYPES = {
+    "u8": ("u1", 2.0**-7),
+    "s16": ("i2", 2.0**-15),
+    "s32": ("i4", 2.0**-31),
+    "s64": ("i8", 2.0**-63),
+    "flt": ("f4", 1.0),
+    "dbl": ("f8", 1.0),
+}
+"""FFmpeg's sample formats, packed and planar ("s16p") alike: NumPy's type, and what brings it to full scale ±1."""
 
 
 def _to_float(frame: av.AudioFrame) -> Floats:
     """(samples, channels), full scale ±1."""
+    kind, scale = _SAMPLE_TYPES[frame.format.name.removesuffix("p")]
     channels = frame.layout.nb_channels
-    kind = frame.format.name.removesuffix("p")
-    if kind == "s64":  # PyAV's to_ndarray lacks it
-        values = np.frombuffer(bytes(frame.planes[0]), "<i8")[: frame.samples * channels]
-        raw: npt.NDArray[Any] = values.reshape(-1, channels)
-    else:
-        array = frame.to_ndarray()
-        raw = array.T if frame.format.is_planar else array.reshape(-1, channels)
+    planes = channels if frame.format.is_planar else 1
+    count = frame.samples * channels // planes
+    # Not by to_ndarray: it lacks s64, and for more than eight channels it reads beyond the list of planes.
+    raw = [np.frombuffer(AudioPlane(frame, i), kind, count) for i in range(planes)]  # type: ignore[call-overload]
     with np.errstate(over="ignore", invalid="ignore"):
-        if kind == "u8":
-            return (raw.astype(np.float32) - np.float32(128)) / np.float32(128)
-        scale = {"s16": 2.0**-15, "s32": 2.0**-31, "s64": 2.0**-63}.get(kind, 1.0)
-        return raw.astype(np.float32) * np.float32(scale)
+        samples = np.stack(raw, 1).astype(np.float32).reshape(-1, channels)
+    return (samples - np.float32(128 if kind == "u1" else 0)) * np.float32(scale)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -15,6 +13,7 @@ from protocol.events import Decoded, Event, Failed, Progress, Ready
 from protocol.jobs import Decode, Pcm, Transcribe
 from protocol.settings import MediaSettings
 from tests import audio_inputs as make
+from tests.workers.media.process import in_a_process
 from workers.media.engine import MediaEngine
 
 
@@ -113,40 +112,6 @@ def test_a_job_for_another_engine_is_refused(engine: MediaEngine) -> None:
 
 # ---- the process -------------------------------------------------------------------------------------------------
 
-IN_A_PROCESS = """
-import json, resource, sys
-import msgspec
-from protocol.jobs import Decode
-from protocol.settings import MediaSettings
-from workers.media.engine import build
-
-memory, *paths = sys.argv[1:]
-engine = build(MediaSettings(memory_bytes=int(memory)), lambda loading: None)
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-for path in paths:
-    events = []
-    engine.admit(Decode(path, path + ".pcm"), events.append)
-    while engine.busy:
-        engine.step()
-    print(json.dumps(msgspec.to_builtins(events[-1])))
-print(json.dumps(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before))
-"""
-
-
-def in_a_process(memory: int, *paths: str) -> tuple[list[dict[str, object]], int, str]:
-    """Each file's last event, the growth of resident memory in KiB, and what was printed besides."""
-    ended = subprocess.run(
-        [sys.executable, "-c", IN_A_PROCESS, str(memory), *paths],
-        cwd=Path(__file__).parents[3],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-    assert ended.returncode == 0, ended.stderr
-    *events, growth = [json.loads(line) for line in ended.stdout.splitlines()]
-    return events, growth, ended.stderr
-
 
 def test_memory_does_not_grow_with_the_recording(tmp_path: Path) -> None:
     minute = (0.3 * np.sin(np.arange(16_000 * 60) * 0.1)).astype(np.float32)
@@ -165,6 +130,15 @@ def test_a_file_that_needs_too_much_memory_costs_only_itself(tmp_path: Path) -> 
     assert (events[0]["type"], events[0]["kind"]) == ("failed", "undecodable_audio")
     assert "memory" in str(events[0]["message"])
     assert (events[1]["type"], events[1]["samples"]) == ("decoded", 16_000)
+
+
+def test_a_header_that_claims_24_channels_of_aac_does_not_end_the_process(tmp_path: Path) -> None:
+    mono = make.encode((0.3 * np.sin(np.arange(48_000) * 0.1)).astype(np.float32), "mp4", "aac", 48_000)
+    config = b"\x05\x80\x80\x80\x05\x11\x88"  # esds: AAC-LC, 48 kHz, one channel
+    assert config in mono
+    wide = mono.replace(config, config[:-1] + b"\xe8")  # 13: the 22.2 layout
+    events, _, _ = in_a_process(1 << 30, *(job(tmp_path, str(i), wide).source for i in range(5)))
+    assert {event["type"] for event in events} <= {"decoded", "failed"}
 
 
 def test_damaged_files_do_not_chatter(tmp_path: Path) -> None:
