@@ -24,7 +24,8 @@ def read(path: str) -> npt.NDArray[np.float32]:
         for frame in container.decode(audio=0):
             blocks += [block.to_ndarray()[0] for block in resampler.resample(frame)]
     blocks += [block.to_ndarray()[0] for block in resampler.resample(None)]
-    return np.concatenate(blocks).astype(np.float32) / 32768
+    samples: npt.NDArray[np.float32] = np.concatenate(blocks).astype(np.float32) / np.float32(32768)
+    return samples
 
 
 def clips(folder: Path) -> list[Path]:

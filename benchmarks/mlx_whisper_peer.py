@@ -9,21 +9,22 @@ import json
 import sys
 import time
 
-from workers import blas
+import workers.blas
 
 
 def main() -> None:
     model_name, data_dir = sys.argv[1:]
-    blas.prepare(data_dir, threads=0)
+    workers.blas.prepare(data_dir, threads=0)
     # MLX binds its BLAS at import, so whatever imports it comes after.
+    import mlx.core as mx
     import mlx_whisper
     from mlx_whisper.transcribe import ModelHolder
 
     from benchmarks.audio import read
     from workers.whisper.load import load
 
-    loaded = load(model_name, data_dir=data_dir, offline=True, report=lambda loading: None)
-    ModelHolder.model, ModelHolder.model_path = loaded.model, model_name
+    loaded = load(model_name, data_dir=data_dir, offline=True, report=lambda loading: None, dtype=mx.float32)
+    ModelHolder.model, ModelHolder.model_path = loaded.whisper, model_name
     print(json.dumps({"ready": True}), flush=True)
     for line in sys.stdin:
         started = time.perf_counter()

@@ -83,7 +83,13 @@ def serving(models: Path, *arguments: str, ready: bool = True) -> Iterator[Serve
         environment = {name: value for name, value in os.environ.items() if not name.startswith("STARLING_")}
         with log_path.open("w") as log:
             process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, text=True, cwd=ROOT, env=environment
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                cwd=ROOT,
+                env=environment,
             )
         try:
             server = Server(_address(process), process, data_dir, log_path)

@@ -129,9 +129,7 @@ def test_several_at_once_each_get_their_own_text(tiny: Server, clips: list[Path]
 
 def test_a_model_that_cannot_be_had_is_explained_and_the_service_serves_on(model_data_dir: Path) -> None:
     with serving(model_data_dir, "--whisper-model", "no-such/model", "--offline", ready=False) as server:
-        until(
-            lambda: "no-such/model" in httpx.get(f"{server.url}/ready").text, "the reason is known", seconds=60
-        )
+        until(lambda: "no-such/model" in httpx.get(f"{server.url}/ready").text, "the reason is known", seconds=60)
         assert httpx.get(f"{server.url}/health").json() == {"status": "ok"}
         with (ROOT / "service" / "sample.flac").open("rb") as file:
             answer = httpx.post(f"{server.url}/v1/audio/transcriptions", files={"file": file}, timeout=100)
