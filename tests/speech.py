@@ -28,10 +28,11 @@ _ONE_AT_A_TIME = threading.Lock()  # espeak-ng is not re-entrant
 
 
 @functools.cache
-def speak(text: str, voice: str = "en-us", rate: int = 140) -> tuple[Samples, int]:
+def speak(text: str, voice: str = "en+f2", rate: int = 140) -> tuple[Samples, int]:
     """`text` spoken at `rate` words a minute: mono int16 samples (read-only) and their rate, always 16 kHz.
 
-    The same arguments give the same samples. Raises LookupError for a voice that espeak-ng does not have.
+    The default voice is the one that Whisper's small models understand best. The same arguments give the same
+    samples. Raises LookupError for a voice that espeak-ng does not have.
     """
     with _ONE_AT_A_TIME:
         # A fresh library each time: what one sentence leaves behind in it changes the next one's samples.
@@ -47,7 +48,7 @@ def speak(text: str, voice: str = "en-us", rate: int = 140) -> tuple[Samples, in
     return samples, SAMPLE_RATE
 
 
-def timeline(*parts: str | float, voice: str = "en-us") -> Samples:
+def timeline(*parts: str | float, voice: str = "en+f2") -> Samples:
     """Sentences (str) and silences (seconds) one after the other, at 16 kHz."""
     pieces = [
         speak(part, voice)[0] if isinstance(part, str) else np.zeros(round(part * SAMPLE_RATE), np.int16)

@@ -88,14 +88,19 @@ def open_soundfile(path: str) -> Iterator[Opened]:
 
 
 def _soundfile_blocks(file: soundfile.SoundFile) -> Generator[Block]:
+    """Raises Unreadable when not even the first block can be read."""
     count = frames_per_block(file.samplerate, file.channels)
+    read = 0
     while True:
         try:
             samples = file.read(count, dtype="float32", always_2d=True)
-        except soundfile.SoundFileError:
+        except soundfile.SoundFileError as error:
+            if not read:
+                raise Unreadable("libsndfile cannot read its samples") from error
             return  # damaged from here on: what was good is kept
         if not len(samples):
             return
+        read += len(samples)
         yield Block(samples, file.samplerate)
 
 

@@ -12,7 +12,7 @@ from tests import audio_inputs as make
 from tests.speech import speak
 from tests.workers.media.process import in_a_process
 
-EACH = 12
+EACH = 8
 
 
 def damaged(data: bytes, random: np.random.Generator) -> bytes:

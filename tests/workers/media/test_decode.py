@@ -14,7 +14,7 @@ from tests import audio_inputs as make
 from tests.speech import speak
 from workers.media.decode import decode_steps
 
-SECONDS = 3.23
+SECONDS = 3.122
 """Of the sentence that all inputs are made of."""
 
 
@@ -488,7 +488,7 @@ def test_closing_the_steps_removes_what_was_written(sentence: make.Audio, tmp_pa
     source, target = tmp_path / "upload", tmp_path / "decoded"
     source.write_bytes(make.sound(np.tile(sentence, 10)))
     steps = decode_steps(str(source), str(target), MediaSettings())
-    assert next(steps) == Progress(0.0, pytest.approx(32.3, abs=0.1))
+    assert next(steps) == Progress(0.0, pytest.approx(31.2, abs=0.1))
     assert next(steps).done == 10.0
     assert target.exists()
     steps.close()
