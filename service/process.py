@@ -68,18 +68,15 @@ class Process:
 
     async def end(self, patience: float) -> None:
         """Close its pipe, give it `patience` seconds to leave by itself, kill it, reap it."""
+        self._writer.transport.abort()
+        with suppress(OSError):
+            await self._writer.wait_closed()
         try:
-            self._writer.transport.abort()
-            with suppress(OSError):
-                await self._writer.wait_closed()
-            try:
-                async with asyncio.timeout(patience):
-                    await self._child.wait()
-            except TimeoutError:
-                self.kill()
+            async with asyncio.timeout(patience):
                 await self._child.wait()
-        finally:
-            self.kill()  # Only when the wait itself was cancelled.
+        except TimeoutError:
+            self.kill()
+            await self._child.wait()
 
 
 Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -123,13 +120,24 @@ async def spawned(
         process.send(0, settings)
         yield process
     finally:
+        ending = asyncio.create_task(_bury(process, following, printed[1], patience))
         try:
-            await process.end(patience)
-            # A child of its own may hold the other end for longer.
-            await asyncio.wait([following], timeout=patience)
-        finally:
-            following.cancel()
-            printed[1].transport.abort()
+            await asyncio.shield(ending)
+        except asyncio.CancelledError:
+            # The pool stops while this process dies: it is reaped all the same, which takes no longer than `patience`.
+            await asyncio.wait([ending])
+            raise
+
+
+async def _bury(process: Process, following: asyncio.Task[None], log: asyncio.StreamWriter, patience: float) -> None:
+    """End the process and, when what it printed has been read, its log."""
+    await process.end(patience)
+    # A child of its own may hold the other end for longer.
+    await asyncio.wait([following], timeout=patience)
+    following.cancel()
+    log.transport.abort()
+    with suppress(OSError):
+        await log.wait_closed()
 
 
 def environment(inherited: Mapping[str, str]) -> dict[str, str]:

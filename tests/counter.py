@@ -18,6 +18,7 @@ Decode.source
     hang         Progress, then a step that never ends
     crash        Progress, then SIGKILL; exit:N ends with that status instead
     noise        Progress, then bytes that are no frame
+    hangup       Progress, then the end of its stream, without ending itself
     chatter:N    prints N bytes without a line's end, then Decoded
     pid          Decoded(samples=its pid); spawn: of a child that sleeps and inherits what can be inherited
     refuse       InvalidValue out of admit
@@ -28,6 +29,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -133,6 +135,10 @@ class Counter:
                 os._exit(int(task.argument))
             case "noise":
                 os.write(self._fd, b"Loading weights: 100%\n")
+            case "hangup":
+                with socket.socket(fileno=os.dup(self._fd)) as link:
+                    link.shutdown(socket.SHUT_WR)
+                os.kill(os.getpid(), signal.SIGSTOP)
             case "bug-step":
                 raise RuntimeError("a bug in step")
             case word:

@@ -311,7 +311,7 @@ async def test_a_silent_start_is_killed(tmp_path: Path) -> None:
     assert "it said nothing for 0.4 s while it loaded (signal 9)" in broken.message
 
 
-async def test_a_command_that_cannot_be_run_is_tried_again_for_ever(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_command_that_cannot_be_run_is_tried_again_for_ever() -> None:
     worker = Pool(
         "lost",
         MediaSettings(),
@@ -325,7 +325,7 @@ async def test_a_command_that_cannot_be_run_is_tried_again_for_ever(caplog: pyte
     await worker.start()
     try:
         assert isinstance(await failure(worker, "count:1"), WorkerStarting)
-        assert restarts(worker) > 3
+        await until(lambda: restarts(worker) > 3)
         assert worker.failure is None
     finally:
         await worker.stop(0)
@@ -334,7 +334,7 @@ async def test_a_command_that_cannot_be_run_is_tried_again_for_ever(caplog: pyte
 # --- crashes ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("source", ["crash", "exit:3", "exit:0", "exit:86", "noise"])
+@pytest.mark.parametrize("source", ["crash", "exit:3", "exit:0", "exit:86", "noise", "hangup"])
 async def test_a_crash_fails_what_ran_and_keeps_what_waits(source: str) -> None:
     async with pool("capacity=1") as worker, asyncio.TaskGroup() as group:
         crashed = group.create_task(failure(worker, source))
@@ -529,6 +529,15 @@ async def test_a_process_that_ignores_the_end_is_killed() -> None:
         await until_all_ready(worker)
         pid = worker.stats()[0].pid
         assert pid is not None
+        await worker.stop(grace=0)
+        assert not psutil.pid_exists(pid)
+
+
+async def test_a_pool_that_stops_while_a_process_dies_still_reaps_it() -> None:
+    async with pool(timing=Timing(leave=0.3)) as worker:
+        pid = await samples(worker, "pid")
+        assert isinstance(await failure(worker, "hangup"), WorkerCrashed)
+        assert psutil.pid_exists(pid)
         await worker.stop(grace=0)
         assert not psutil.pid_exists(pid)
 
