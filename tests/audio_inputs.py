@@ -181,6 +181,12 @@ def _add_cover(out: Any) -> av.Packet[Any]:
     return packet
 
 
+def live_webm(audio: Audio) -> bytes:
+    """As a browser's recorder writes it: no duration, unknown sizes, clusters of a second."""
+    options = {"live": "1", "cluster_time_limit": "1000"}
+    return encode(audio, "webm", "libopus", 48_000, live=True, options=options)
+
+
 # ---- one of each kind --------------------------------------------------------------------------------------------
 
 Make = Callable[[Audio], bytes]
