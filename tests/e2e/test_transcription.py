@@ -27,9 +27,8 @@ CUT = {"fmt-wav48k-stereo-s24.wav": 20, "fmt-wav-f32.wav": 30, "fmt-flac-44k-ste
 CONTAINERS = sorted(path.name for path in (SHARED / "speech" / "audio").glob("fmt-*"))
 
 
-@pytest.fixture
-def client(base: Server) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{base.url}/v1", api_key="none", max_retries=0)
+def client_of(server: Server) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
 
 
 def bare(text: str) -> str:
@@ -52,9 +51,9 @@ def test_curl_gets_the_text_of_the_packaged_sample(base: Server) -> None:
 @pytest.mark.shared
 @pytest.mark.skipif(shutil.which("curl") is None, reason="no curl on this machine")
 @pytest.mark.parametrize("response_format", FORMATS)
-def test_curl_gets_every_format(base: Server, recordings: Path, response_format: str) -> None:
+def test_curl_gets_every_format(tiny: Server, recordings: Path, response_format: str) -> None:
     answer = curl(
-        f"{base.url}/v1/audio/transcriptions",
+        f"{tiny.url}/v1/audio/transcriptions",
         "-F",
         f"file=@{recordings / 'jfk.mp3'}",
         "-F",
@@ -76,10 +75,17 @@ def test_curl_gets_every_format(base: Server, recordings: Path, response_format:
 
 
 @pytest.mark.shared
-def test_the_openai_client_gets_every_format(client: openai.OpenAI, recordings: Path) -> None:
+def test_the_openai_client_gets_the_text_from_the_default_model(base: Server, recordings: Path) -> None:
+    with (recordings / "jfk.mp3").open("rb") as file:
+        answer = client_of(base).audio.transcriptions.create(file=file, model="whisper-1")
+    assert ASK_NOT in answer.text
+
+
+@pytest.mark.shared
+def test_the_openai_client_gets_every_format(tiny: Server, recordings: Path) -> None:
     def ask(response_format: str) -> object:
         with (recordings / "jfk.mp3").open("rb") as file:
-            return client.audio.transcriptions.create(
+            return client_of(tiny).audio.transcriptions.create(
                 file=file,
                 model="whisper-1",
                 response_format=response_format,  # type: ignore[call-overload]
@@ -99,16 +105,16 @@ def test_the_openai_client_gets_every_format(client: openai.OpenAI, recordings: 
 
 
 @pytest.mark.shared
-def test_a_translation_is_in_english(client: openai.OpenAI, recordings: Path) -> None:
-    with (recordings / "fleurs-de-000.ogg").open("rb") as file:
-        answer = client.audio.translations.create(file=file, model="whisper-1", response_format="verbose_json")
+def test_a_translation_is_in_english(base: Server, recordings: Path) -> None:
+    with (recordings / "fleurs-de-000.ogg").open("rb") as file, pytest.deprecated_call():
+        answer = client_of(base).audio.translations.create(file=file, model="whisper-1", response_format="verbose_json")
     assert answer.language == "english"
     assert " the " in f" {answer.text.lower()} "
 
 
-def test_a_refusal_reaches_the_openai_client_in_its_own_terms(client: openai.OpenAI) -> None:
+def test_a_refusal_reaches_the_openai_client_in_its_own_terms(tiny: Server) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
-        client.audio.transcriptions.create(file=("talk.wav", b"<html>404</html>"), model="whisper-1")
+        client_of(tiny).audio.transcriptions.create(file=("talk.wav", b"<html>404</html>"), model="whisper-1")
     assert (caught.value.code, caught.value.param) == ("undecodable_audio", "file")
     assert caught.value.response.headers["x-request-id"]
 
