@@ -18,7 +18,7 @@ import soundfile
 from tests.e2e.server import ROOT, Server, serving
 from tests.speech import speak
 
-pytestmark = [pytest.mark.model, pytest.mark.port]
+pytestmark = [pytest.mark.model, pytest.mark.port, pytest.mark.timeout(600)]
 
 SENTENCES = [
     "The quick brown fox jumps over the lazy dog.",

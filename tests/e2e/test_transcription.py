@@ -14,7 +14,7 @@ import pytest
 
 from tests.e2e.server import ROOT, SHARED, Server
 
-pytestmark = [pytest.mark.model, pytest.mark.port]
+pytestmark = [pytest.mark.model, pytest.mark.port, pytest.mark.timeout(600)]
 
 ASK_NOT = "ask not what your country can do for you"
 FORMATS = ("json", "text", "srt", "verbose_json", "vtt")
