@@ -10,6 +10,7 @@ from typing import Literal
 import msgspec
 
 from protocol.errors import Kind
+from protocol.jobs import Span
 
 ModelKind = Literal["whisper"]
 
@@ -75,6 +76,37 @@ class Decoded(msgspec.Struct, frozen=True, tag="decoded"):
     elapsed_ms: float
 
 
+class Speech(msgspec.Struct, frozen=True, tag="speech"):
+    """Ends DetectSpeech: where speech is, in order, samples from the start of the job's audio."""
+
+    spans: tuple[Span, ...]
+    elapsed_ms: float
+
+
+class Doubt(msgspec.Struct, frozen=True, tag="doubt"):
+    """Is there speech between these seconds of the job's audio? The job waits for Heard, others go on."""
+
+    start: float
+    end: float
+
+
+class Word(msgspec.Struct, frozen=True):
+    """`word` with the space before it: joined they are the segment's text."""
+
+    word: str
+    start: float
+    end: float
+    probability: float
+
+
+class TokenLogprob(msgspec.Struct, frozen=True):
+    """`token` has U+FFFD for bytes that are no whole character; `bytes` are exact."""
+
+    token: str
+    bytes: bytes
+    logprob: float
+
+
 class Segment(msgspec.Struct, frozen=True, tag="segment"):
     """One finished segment. `seek` is in mel frames of 10 ms, as Whisper counts; `tokens` hold timestamps too."""
 
@@ -87,6 +119,19 @@ class Segment(msgspec.Struct, frozen=True, tag="segment"):
     avg_logprob: float
     compression_ratio: float
     no_speech_prob: float
+    words: tuple[Word, ...] | None = None
+    """None when not asked for."""
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    """Of the text's tokens, without timestamps; None when not asked for."""
+
+
+class VocabularyReport(msgspec.Struct, frozen=True):
+    """How many terms were given and fitted, the tokens they take and could have taken."""
+
+    given: int
+    fitted: int
+    tokens: int
+    budget: int
 
 
 class Timings(msgspec.Struct, frozen=True):
@@ -106,6 +151,7 @@ class Transcribed(msgspec.Struct, frozen=True, tag="transcribed"):
     language_probability: float | None
     """Of the detection; None when the language was given."""
     timings: Timings
+    vocabulary: VocabularyReport | None = None
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
@@ -120,7 +166,7 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     retry: bool | None = None
 
 
-Event = Progress | Decoded | Segment | Transcribed | Failed
+Event = Progress | Decoded | Speech | Segment | Doubt | Transcribed | Failed
 FromWorker = Loading | Ready | Event
-TERMINAL = (Decoded, Transcribed, Failed)
+TERMINAL = (Decoded, Speech, Transcribed, Failed)
 """After one of these a job's id is free."""

@@ -33,6 +33,17 @@ class Pcm(msgspec.Struct, frozen=True):
         return (self.stop - self.start) / SAMPLE_RATE
 
 
+FULL_CONTEXT = 1500
+"""Encoder frames of 20 ms in a whole window of 30 s."""
+
+
+class Span(msgspec.Struct, frozen=True):
+    """Samples [start, stop), counted from the start of the job's `Pcm`."""
+
+    start: int
+    stop: int
+
+
 class Decoding(msgspec.Struct, frozen=True, kw_only=True):
     """How Whisper decodes one recording. Names and defaults are Whisper's; None switches a threshold off."""
 
@@ -41,15 +52,30 @@ class Decoding(msgspec.Struct, frozen=True, kw_only=True):
     languages: tuple[str, ...] = ()
     """Codes among which detection chooses; empty: all that the model knows."""
     prompt: str | None = None
+    vocabulary: tuple[str, ...] = ()
+    """Hint terms; they stand in every window's prompt."""
     temperature: tuple[Annotated[float, Meta(ge=0, le=1)], ...] = TEMPERATURES
     """Tried in turn until a window passes the failure tests."""
     best_of: Annotated[int, Meta(ge=1, le=16)] = 5
+    beam_size: Annotated[int, Meta(ge=1, le=16)] = 1
+    """At temperature 0 only."""
+    patience: Annotated[float, Meta(gt=0, le=5)] = 1.0
     length_penalty: Annotated[float, Meta(ge=0, le=1)] | None = None
     condition_on_previous_text: bool = True
     no_speech_threshold: Annotated[float, Meta(ge=0, le=1)] | None = 0.6
     logprob_threshold: Annotated[float, Meta(le=0)] | None = -1.0
     compression_ratio_threshold: Annotated[float, Meta(gt=0)] | None = 2.4
     without_timestamps: bool = False
+    words: bool = False
+    hallucination_silence_threshold: Annotated[float, Meta(ge=0)] | None = None
+    """Seconds; acts with `words` only."""
+    audio_ctx: Annotated[int, Meta(ge=64, le=FULL_CONTEXT)] | Literal["auto"] = FULL_CONTEXT
+    """Encoder frames that a window gets; auto: as many as its audio needs and a margin."""
+    logprobs: bool = False
+    silence_rule: bool = False
+    """Ask whether there is speech in a window whose text is doubtful, and drop it where there is none."""
+    seed: int = 0
+    """Of the sampling temperatures: the same job and seed give the same text."""
 
 
 class Decode(msgspec.Struct, frozen=True, tag="decode"):
@@ -61,12 +87,36 @@ class Decode(msgspec.Struct, frozen=True, tag="decode"):
     """The spool file to write."""
 
 
+class DetectSpeech(msgspec.Struct, frozen=True, tag="detect_speech"):
+    """Where is speech? Answered by Progress…, Speech."""
+
+    audio: Pcm
+    threshold: Annotated[float, Meta(gt=0, lt=1)] = 0.5
+    """Probability over which 32 ms count as speech."""
+    min_speech_ms: Annotated[int, Meta(ge=0, le=10_000)] = 250
+    """A shorter burst is no speech."""
+
+
 class Transcribe(msgspec.Struct, frozen=True, tag="transcribe"):
-    """Turn speech into text. Answered by Progress…, Segment…, Transcribed."""
+    """Turn speech into text. Answered by Progress, Segment and Doubt in any number, then Transcribed."""
 
     audio: Pcm
     task: Task = "transcribe"
     decoding: Decoding = Decoding()
+    urgent: bool = False
+    """Someone is waiting while speaking: goes before all that are not."""
+    spans: tuple[Span, ...] | None = None
+    """All that is to be heard; times in the answers are the whole audio's all the same. None: everything."""
+    independent: bool = False
+    """Decode each span for itself, many at once, not conditioned on the one before."""
+    speech: tuple[Span, ...] | None = None
+    """Where speech is, if that is known already: then the silence rule asks nobody."""
+
+
+class Heard(msgspec.Struct, frozen=True, tag="heard"):
+    """Answers the oldest Doubt of the job whose id the frame carries. Unknown ids are fine."""
+
+    speech: bool
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
@@ -77,5 +127,5 @@ class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
     """
 
 
-Job = Decode | Transcribe
-ToWorker = Decode | Transcribe | Cancel
+Job = Decode | DetectSpeech | Transcribe
+ToWorker = Decode | DetectSpeech | Transcribe | Heard | Cancel

@@ -34,4 +34,14 @@ class OracleSettings(msgspec.Struct, frozen=True, tag="oracle"):
     """Never ask the Hugging Face hub."""
 
 
-Settings = MediaSettings | OracleSettings
+class WhisperSettings(msgspec.Struct, frozen=True, tag="whisper"):
+    """Our own Whisper engine, many windows at once."""
+
+    model: str
+    data_dir: str
+    threads: int = 0
+    """Compute streams on a CPU; 0: one for each core that this process may use."""
+    offline: bool = False
+
+
+Settings = MediaSettings | WhisperSettings | OracleSettings
