@@ -29,7 +29,8 @@ check: setup ## ruff and mypy --strict
 e2e: setup ## only the tests with real processes and the official clients
 	@$(BIN)/pytest tests/e2e $(ARGS)
 
-bench: setup ## measure, against a peer in the same run
+bench: setup ## measure, against peers in the same run
+	@$(PYTHON) tools/setup.py --peers
 	@$(BIN)/python -m benchmarks $(ARGS)
 
 lock: ## write locks/ anew from pyproject.toml

@@ -25,6 +25,9 @@ PYTHON = VENV / "bin" / "python"
 STAMP = VENV / "starling-setup.json"
 """Written last: a .venv without it was interrupted or is not ours, and is made anew."""
 
+PEERS_STAMP = VENV / "starling-peers"
+"""The digest of the bench.txt that was installed."""
+
 BACKENDS = ("cpu", "cuda12", "cuda13")
 STAMP_PREFIX = "# For pyproject.toml's dependencies "
 OLDEST, TOO_NEW = (3, 11), (3, 15)
@@ -85,8 +88,13 @@ def dependency_digest() -> str:
 
 
 def lock_files(backend: str) -> list[Path]:
-    """The locks to install. Raises SetupError when they were not made from this pyproject.toml."""
-    locks = [LOCKS / "base.txt", LOCKS / f"{backend}.txt"]
+    """What a backend is installed from. Raises SetupError as `checked_locks` does."""
+    return checked_locks("base", backend)
+
+
+def checked_locks(*names: str) -> list[Path]:
+    """The locks of these names. Raises SetupError when they were not made from this pyproject.toml."""
+    locks = [LOCKS / f"{name}.txt" for name in names]
     line = STAMP_PREFIX + dependency_digest()
     for lock in locks:
         if not lock.exists() or line not in lock.read_text().splitlines():
@@ -151,6 +159,24 @@ def pip(arguments: list[str], environment: dict[str, str]) -> None:
         raise SetupError("pip failed (its message is above). `make setup` starts again from what it has fetched.")
 
 
+def install(locks: list[Path], environment: dict[str, str]) -> None:
+    """Exactly what these locks say, by their hashes."""
+    requirements = [word for lock in locks for word in ("--requirement", str(lock))]
+    pip(["--require-hashes", "--only-binary", ":all:", *requirements], environment)
+
+
+def add_peers() -> None:
+    """What only `make bench` needs, on top of a .venv that is set up."""
+    (lock,) = checked_locks("bench")
+    digest = hashlib.sha256(lock.read_bytes()).hexdigest()
+    if PEERS_STAMP.exists() and PEERS_STAMP.read_text() == digest:
+        return
+    print("Installing the peers to measure against", flush=True)
+    install([lock], pip_environment())
+    verify()
+    PEERS_STAMP.write_text(digest)
+
+
 def verify() -> None:
     """Raises SetupError when .venv does not hold what was just installed, or holds torch."""
     code = "import importlib.metadata as m, json; print(json.dumps([d.name.lower() for d in m.distributions()]))"
@@ -181,8 +207,7 @@ def set_up(backend: str | None) -> bool:
     STAMP.unlink(missing_ok=True)
     print("Installing the locked packages (the first time takes a few minutes)", flush=True)
     environment = pip_environment()
-    requirements = [word for lock in locks for word in ("--requirement", str(lock))]
-    pip(["--require-hashes", "--only-binary", ":all:", *requirements], environment)
+    install(locks, environment)
     pip(["--no-build-isolation", "--no-index", "--editable", "."], environment)
     verify()
     partial = STAMP.with_suffix(".part")
@@ -195,12 +220,15 @@ def set_up(backend: str | None) -> bool:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Create .venv and install Starling into it.")
     parser.add_argument("--backend", choices=BACKENDS, help="what MLX computes with (the one chosen last, else cpu)")
+    parser.add_argument("--peers", action="store_true", help="also install what `make bench` measures against")
     arguments = parser.parse_args()
     with PYPROJECT.open() as one_at_a_time:
         # Two `make` at once: the second waits, then finds everything done. The lock goes with the process.
         fcntl.flock(one_at_a_time, fcntl.LOCK_EX)
         try:
             set_up(arguments.backend)
+            if arguments.peers:
+                add_peers()
         except SetupError as error:
             sys.exit(f"setup: {error}")
         except subprocess.CalledProcessError as error:
