@@ -1,15 +1,11 @@
-"""mlx-whisper by itself, with the same fast BLAS: a file's name a line in, its text and seconds a line out.
-
-Knows nothing of the service. The model stays loaded between lines, so loading is part of no figure.
-"""
+"""mlx-whisper by itself, with the same fast BLAS: `python -m benchmarks.peers.mlx_whisper MODEL DATA_DIR`."""
 
 from __future__ import annotations
 
-import json
 import sys
-import time
 
 import workers.blas
+from benchmarks.peers.line import serve
 
 
 def main() -> None:
@@ -25,11 +21,7 @@ def main() -> None:
 
     loaded = load(model_name, data_dir=data_dir, offline=True, report=lambda loading: None, dtype=mx.float32)
     ModelHolder.model, ModelHolder.model_path = loaded.whisper, model_name
-    print(json.dumps({"ready": True}), flush=True)
-    for line in sys.stdin:
-        started = time.perf_counter()
-        answer = mlx_whisper.transcribe(read(line.strip()), path_or_hf_repo=model_name, fp16=False)
-        print(json.dumps({"text": answer["text"].strip(), "seconds": time.perf_counter() - started}), flush=True)
+    serve(lambda path: str(mlx_whisper.transcribe(read(path), path_or_hf_repo=model_name, fp16=False)["text"]))
 
 
 if __name__ == "__main__":
