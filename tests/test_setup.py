@@ -77,7 +77,12 @@ def test_other_parts_of_pyproject_may_change_without_a_new_lock(
 
 @pytest.fixture
 def venv(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """A folder that looks like a finished .venv for the cpu backend."""
+    """A folder that looks like a finished .venv for the cpu backend; nothing is ever installed from a test."""
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("a finished set-up began to install")
+
+    monkeypatch.setattr(setup, "pip", refuse)
     monkeypatch.setattr(setup, "STAMP", tmp_path / "stamp.json")
     monkeypatch.setattr(setup, "PYTHON", Path(sys.executable))
     setup.STAMP.write_text(json.dumps(setup.make_stamp("cpu", setup.lock_files("cpu"))))
