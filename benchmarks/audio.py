@@ -12,8 +12,12 @@ import soundfile
 from protocol.settings import SAMPLE_RATE
 
 RECORDINGS = Path(__file__).parents[2] / "shared" / "speech" / "audio"
-NAMES = ("ls-1995-1837-0001.flac", "jfk.mp3", "earnings22_1_4482311_3_62.m4a")
-"""9 s, 11 s and 60 s."""
+NAMES = ("ls-2033-164914-0009.flac", "jfk.mp3", "earnings22_1_4482311_3_62.m4a", "long-ljspeech.mp3")
+"""7 s, 11 s, 60 s and 4 minutes."""
+LONG_NAME = "long-librispeech-5spk.ogg"
+CROWD, CROWD_SECONDS = 8, 30
+PIECE = "The quick brown fox jumps over the lazy dog. Please open the window. "
+"""Five seconds."""
 
 
 def read(path: str) -> npt.NDArray[np.float32]:
@@ -29,14 +33,25 @@ def read(path: str) -> npt.NDArray[np.float32]:
 
 
 def clips(folder: Path) -> list[Path]:
-    """Files to time; what has to be made goes into `folder`."""
+    """Files to time, the shortest first; what has to be made goes into `folder`."""
     found = [RECORDINGS / name for name in NAMES if (RECORDINGS / name).is_file()]
-    return found or [_spoken(folder / f"spoken-{count}.wav", count) for count in (2, 4, 16)]
+    return found or [_spoken(folder / f"spoken-{count}.wav", count) for count in (1, 2, 12)]
 
 
-def _spoken(path: Path, sentences: int) -> Path:
+def crowd(folder: Path) -> list[Path]:
+    """CROWD different files of CROWD_SECONDS each, written into `folder`."""
+    source = RECORDINGS / LONG_NAME
+    if not source.is_file():
+        source = _spoken(folder / "crowd.wav", CROWD * CROWD_SECONDS // 4)
+    samples, length = read(str(source)), CROWD_SECONDS * SAMPLE_RATE
+    paths = [folder / f"crowd-{number}.wav" for number in range(CROWD)]
+    for number, path in enumerate(paths):
+        soundfile.write(path, samples[number * length : (number + 1) * length], SAMPLE_RATE)
+    return paths
+
+
+def _spoken(path: Path, pieces: int) -> Path:
     from tests.speech import speak
 
-    samples, rate = speak("The quick brown fox jumps over the lazy dog. Please open the window. " * sentences)
-    soundfile.write(path, samples, rate)
+    soundfile.write(path, speak(PIECE * pieces)[0], SAMPLE_RATE)
     return path

@@ -26,7 +26,9 @@ def write(whisper: Any, path: Path) -> None:
     assets = Path(mlx_whisper.__file__).parent / "assets"
     filters = np.load(assets / "mel_filters.npz")[f"mel_{dims.n_mels}"].astype("<f4")
     vocabulary = "multilingual" if whisper.is_multilingual else "gpt2"
-    tokens = [base64.b64decode(line.split()[0]) for line in (assets / f"{vocabulary}.tiktoken").read_text().splitlines()]
+    tokens = [
+        base64.b64decode(line.split()[0]) for line in (assets / f"{vocabulary}.tiktoken").read_text().splitlines()
+    ]
     with path.open("wb") as file:
         file.write(
             struct.pack(
