@@ -1,6 +1,6 @@
-"""The media engine: decodes a bit of each admitted file in every step, so that none waits for another to end.
+"""The media engine: a bit of each admitted job in every step, so that none waits for another to end.
 
-Knows jobs, cancellation and this process's limits; knows no codec.
+Knows jobs, cancellation and this process's limits; knows neither codecs nor speech.
 """
 
 from __future__ import annotations
@@ -8,28 +8,32 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from pathlib import Path
 
 import av.logging
 
 from protocol.errors import Failure, InternalError
-from protocol.events import Backend, Failed, Loading, Ready
-from protocol.jobs import Decode, Job
+from protocol.events import Backend, Decoded, Failed, Loading, Progress, Ready, Speech
+from protocol.jobs import Decode, DetectSpeech, Heard, Job
 from protocol.settings import MediaSettings
 from workers.loop import Emit
-from workers.media.decode import Steps, decode_steps
+from workers.media.decode import decode_steps
+from workers.media.speech import Silero, detect_steps
+
+Steps = Generator[Progress, None, Decoded | Speech]
 
 CAPACITY = 2
-"""Files at once: a short one need not wait for a long one, and the memory limit is shared by no more."""
+"""Jobs at once: a short one need not wait for a long one, and the memory limit is shared by no more."""
 
 
 def build(settings: MediaSettings, report: Callable[[Loading], None]) -> MediaEngine:
-    """The engine for a process of its own, whose limits are set here, once. There is nothing to load or report."""
+    """The engine for a process of its own, whose limits are set here, once. There is nothing to report."""
     av.logging.set_level(None)  # a damaged file would fill the log, and callbacks into Python from codecs can hang
+    silero = Silero()
     limit_memory(settings.memory_bytes)
-    return MediaEngine(settings)
+    return MediaEngine(settings, silero)
 
 
 def limit_memory(extra_bytes: int) -> None:
@@ -50,19 +54,20 @@ def limit_memory(extra_bytes: int) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """One file under way."""
+    """One job under way."""
 
     steps: Steps
     emit: Emit
 
 
 class MediaEngine:
-    """Engine of `Decode` jobs. Without state but the files under way: a restart loses nothing else."""
+    """Engine of `Decode` and `DetectSpeech` jobs. Without state but those under way: a restart loses nothing else."""
 
     blocking = False
 
-    def __init__(self, settings: MediaSettings) -> None:
+    def __init__(self, settings: MediaSettings, silero: Silero) -> None:
         self._settings = settings
+        self._silero = silero
         self._tasks: list[Task] = []
 
     @property
@@ -74,18 +79,25 @@ class MediaEngine:
         return bool(self._tasks)
 
     def admit(self, job: Job, emit: Emit) -> Task:
-        """Raises InternalError for a job that is no Decode."""
-        if not isinstance(job, Decode):
-            raise InternalError("a media worker only decodes files")
-        task = Task(decode_steps(job.source, job.target, self._settings), emit)
+        """Raises InternalError for a job that belongs elsewhere."""
+        match job:
+            case Decode():
+                task = Task(decode_steps(job.source, job.target, self._settings), emit)
+            case DetectSpeech():
+                task = Task(detect_steps(job, self._silero), emit)
+            case _:
+                raise InternalError("a media worker only decodes files and finds speech in them")
         self._tasks.append(task)
         return task
 
     def cancel(self, handle: Task) -> None:
-        """Forget the file and remove what was written of it."""
+        """Forget the job and remove what was written for it."""
         if handle in self._tasks:
             self._tasks.remove(handle)
             handle.steps.close()
+
+    def answer(self, handle: Task, heard: Heard) -> None:
+        """Nothing: these jobs never doubt."""
 
     def step(self) -> None:
         for task in tuple(self._tasks):
@@ -100,5 +112,5 @@ class MediaEngine:
         except Failure as failure:
             self._tasks.remove(task)
             if isinstance(failure, InternalError):
-                logging.getLogger(__name__).error("decoding failed", exc_info=failure)
+                logging.getLogger(__name__).error("a job failed", exc_info=failure)
             task.emit(Failed(failure.kind, failure.message, failure.param, failure.retry))

@@ -9,17 +9,18 @@ import numpy as np
 import pytest
 
 from protocol.errors import InternalError, Kind
-from protocol.events import Decoded, Event, Failed, Progress, Ready
-from protocol.jobs import Decode, Pcm, Transcribe
+from protocol.events import Decoded, Event, Failed, Progress, Ready, Speech
+from protocol.jobs import Decode, DetectSpeech, Pcm, Transcribe
 from protocol.settings import MediaSettings
 from tests import audio_inputs as make
 from tests.workers.media.process import in_a_process
 from workers.media.engine import MediaEngine
+from workers.media.speech import Silero
 
 
 @pytest.fixture
 def engine() -> MediaEngine:
-    return MediaEngine(MediaSettings())
+    return MediaEngine(MediaSettings(), Silero())
 
 
 def job(folder: Path, name: str, data: bytes) -> Decode:
@@ -103,6 +104,39 @@ def test_cancelling_after_the_end_keeps_the_result(engine: MediaEngine, tmp_path
     finish(engine)
     engine.cancel(handle)
     assert (tmp_path / "a.pcm").stat().st_size == 32_000
+
+
+def test_speech_is_found_while_a_file_is_decoded(engine: MediaEngine, tmp_path: Path) -> None:
+    (tmp_path / "silence.pcm").write_bytes(bytes(2 * 16_000 * 30))
+    decoding: list[Event] = []
+    finding: list[Event] = []
+    engine.admit(job(tmp_path, "a", tone(100)), decoding.append)
+    engine.admit(DetectSpeech(Pcm(str(tmp_path / "silence.pcm"), 0, 16_000 * 30)), finding.append)
+    while not isinstance(finding[-1] if finding else None, Speech):
+        engine.step()
+    assert not isinstance(decoding[-1], Decoded)
+    finish(engine)
+    assert isinstance(decoding[-1], Decoded)
+
+
+def test_looking_for_speech_is_cancelled_between_two_steps(engine: MediaEngine, tmp_path: Path) -> None:
+    (tmp_path / "silence.pcm").write_bytes(bytes(2 * 16_000 * 30))
+    events: list[Event] = []
+    handle = engine.admit(DetectSpeech(Pcm(str(tmp_path / "silence.pcm"), 0, 16_000 * 30)), events.append)
+    engine.step()
+    engine.cancel(handle)
+    assert not engine.busy
+    assert events == [Progress(9.984, 30.0)]
+
+
+def test_audio_that_is_not_there_is_no_silence(engine: MediaEngine, tmp_path: Path) -> None:
+    (tmp_path / "short.pcm").write_bytes(bytes(100))
+    for path in ("short.pcm", "nowhere.pcm"):
+        events: list[Event] = []
+        engine.admit(DetectSpeech(Pcm(str(tmp_path / path), 0, 16_000)), events.append)
+        finish(engine)
+        assert isinstance(events[-1], Failed)
+        assert events[-1].kind is Kind.INTERNAL_ERROR
 
 
 def test_a_job_for_another_engine_is_refused(engine: MediaEngine) -> None:
