@@ -80,7 +80,10 @@ def _show(console: Console, names: list[str], results: list[dict[str, Timed]], e
             for engine in engines
         ]
         table.add_row(name, *cells)
-    totals = {engine: [sum(of) for of in zip(*(timed[engine].seconds for timed in results))] for engine in engines}
+    totals = {
+        engine: [sum(of) for of in zip(*(timed[engine].seconds for timed in results), strict=True)]
+        for engine in engines
+    }
     ours = totals[HTTP]
     table.add_row(
         "together",

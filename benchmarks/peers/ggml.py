@@ -49,7 +49,8 @@ def _tensors(whisper: Any) -> Iterator[tuple[str, npt.NDArray[np.float32]]]:
     from mlx.utils import tree_flatten
 
     yield "encoder.positional_embedding", np.array(whisper.encoder._positional_embedding, np.float32)
-    for name, value in tree_flatten(whisper.parameters()):
+    pairs: Any = tree_flatten(whisper.parameters())
+    for name, value in pairs:
         if name == "alignment_heads" or name.rpartition(".")[2].startswith("_"):
             continue
         array = np.array(value, np.float32)
