@@ -14,6 +14,9 @@ from protocol.jobs import Span
 
 ModelKind = Literal["whisper"]
 
+Bytes = bytes
+"""The type by another name, for a struct that has a member of its own called so."""
+
 
 class Model(msgspec.Struct, frozen=True):
     """What the service needs to know of a loaded model; the weights and tokenizer stay in the worker."""
@@ -103,7 +106,7 @@ class TokenLogprob(msgspec.Struct, frozen=True):
     """`token` has U+FFFD for bytes that are no whole character; `bytes` are exact."""
 
     token: str
-    bytes: bytes
+    bytes: Bytes
     logprob: float
 
 
