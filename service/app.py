@@ -20,7 +20,7 @@ from starlette.routing import Route
 
 from protocol.errors import Failure, Kind, MethodNotAllowed, NotFound
 from protocol.jobs import Job, Transcribe
-from protocol.settings import MediaSettings, OracleSettings
+from protocol.settings import MediaSettings, OracleSettings, WhisperSettings
 from service import errors
 from service.api import ROUTES
 from service.catalog import Catalog
@@ -28,10 +28,13 @@ from service.config import Config
 from service.house import House, Workers
 from service.middleware import Exchange
 from service.spool import Spool
+from service.supervision import Timing
 from service.worker import Pool
 
-STALL_FOR_EACH_SECOND = 20.0
-"""Seconds of silence that one second of audio may cost: the oracle says nothing between windows of it."""
+ORACLE_STALL_FOR_EACH_SECOND = 20.0
+"""Seconds of silence that one second of audio may cost the oracle, which says nothing within a window."""
+STEP_STALL_S = 120.0
+"""Seconds that one step of the largest model may add on the slowest CPU: two windows are encoded in it."""
 
 Lifespan = Callable[[Starlette], AbstractAsyncContextManager[None]]
 
@@ -70,16 +73,25 @@ def build(config: Config, workers: Workers, spool: Spool, lifespan: Lifespan | N
 
 
 def _workers(config: Config) -> Workers:
-    def stall(job: Job) -> float:
-        extra = STALL_FOR_EACH_SECOND * job.audio.seconds if isinstance(job, Transcribe) else 0.0
+    """Pools that are not started yet."""
+    media = MediaSettings(config.max_audio_seconds, config.max_decode_seconds, config.media_memory_bytes)
+    whisper = WhisperSettings(config.whisper_model, config.data_dir, offline=config.offline)
+    oracle = OracleSettings(config.whisper_model, config.data_dir, offline=config.offline)
+    pool = partial(Pool, queue_limit=config.queue_limit, start_wait=config.start_wait)
+
+    def oracle_stall(job: Job) -> float:
+        extra = ORACLE_STALL_FOR_EACH_SECOND * job.audio.seconds if isinstance(job, Transcribe) else 0.0
         return config.stall_seconds + extra
 
-    media = MediaSettings(config.max_audio_seconds, config.max_decode_seconds, config.media_memory_bytes)
-    whisper = OracleSettings(config.whisper_model, config.data_dir, offline=config.offline)
-    pool = partial(Pool, queue_limit=config.queue_limit, start_wait=config.start_wait, stall=stall)
     return Workers(
-        media=pool("media", media, processes=config.media_workers),
-        whisper=pool("whisper", whisper, processes=config.whisper_workers),
+        media=pool("media", media, processes=config.media_workers, stall=lambda _: config.stall_seconds),
+        whisper=pool(
+            "whisper",
+            whisper,
+            processes=config.whisper_workers,
+            stall=lambda _: config.stall_seconds + STEP_STALL_S,
+        ),
+        oracle=pool("oracle", oracle, processes=1, stall=oracle_stall, timing=Timing(idle_end=config.faithful_idle_s)),
     )
 
 

@@ -65,7 +65,11 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     stall_seconds: Annotated[
         float, Meta(gt=0, description="silence after which a worker counts as hung; transcribing adds to it by length")
     ] = 60.0
+    faithful_idle_s: Annotated[
+        float, Meta(gt=0, description="seconds without a faithful request after which its process ends")
+    ] = 60.0
     keepalive_s: Annotated[float, Meta(gt=0, description="seconds between comments on a silent stream")] = 15.0
+    unread_s: Annotated[float, Meta(gt=0, description="seconds for which a client may leave a stream unread")] = 60.0
     grace: Annotated[float, Meta(ge=0, description="seconds that running work may take at shutdown")] = 10.0
     log_level: Annotated[Literal["debug", "info", "warning", "error"], Meta(description="how much is logged")] = "info"
 

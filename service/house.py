@@ -20,9 +20,16 @@ class Workers:
 
     media: Worker
     whisper: Worker
+    oracle: Worker
+    """mlx-whisper's own transcribe, for `faithful`; its process is there only while someone asks for it."""
 
     def __iter__(self) -> Iterator[Worker]:
         return (getattr(self, each.name) for each in fields(self))
+
+    @property
+    def resident(self) -> tuple[Worker, ...]:
+        """Those without which the house is not ready."""
+        return self.media, self.whisper
 
 
 @dataclass(frozen=True)

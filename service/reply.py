@@ -1,4 +1,4 @@
-"""Waiting for workers on behalf of a client: events are collected, and a client that leaves cancels the work.
+"""Waiting for workers on behalf of a client: doubts are settled, and a client that leaves cancels the work.
 
 Knows events and ASGI's disconnect; knows no route and no format.
 """
@@ -6,68 +6,108 @@ Knows events and ASGI's disconnect; knows no route and no format.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+import logging
+import math
+from collections.abc import AsyncGenerator, Coroutine
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import Any, TypeVar, assert_never
 
 from starlette.requests import Request
 
-from protocol.errors import InternalError, RequestCancelled
-from protocol.events import Decoded, Event, Failed, Progress, Segment, Transcribed
-from protocol.jobs import Decode, Transcribe
+from protocol.errors import Failure, InternalError, RequestCancelled
+from protocol.events import Decoded, Doubt, Event, Failed, Progress, Segment, Speech, Transcribed
+from protocol.jobs import Decode, DetectSpeech, Heard, Job, Pcm, Transcribe
+from protocol.settings import SAMPLE_RATE
 from service.worker import Worker
 
-T = TypeVar("T")
+T = TypeVar("T", bound=Event)
+R = TypeVar("R")
+
+log = logging.getLogger("starling.reply")
+
+
+@dataclass(frozen=True)
+class Ended:
+    """The end of a transcription, and the milliseconds that looking for speech took."""
+
+    transcribed: Transcribed
+    vad_ms: float
 
 
 async def decoded(media: Worker, job: Decode) -> Decoded:
     """Run the job to its end. Raises the worker's refusals."""
-    end: Decoded | None = None
-    async with aclosing(media.run(job)) as events:
-        async for event in events:
-            match event:
-                case Progress():
-                    pass
-                case Decoded():
-                    end = event
-                case Segment() | Transcribed() | Failed():
-                    raise _out_of_place(event)
-                case _:
-                    assert_never(event)
-    return _ended(end)
+    return await _last(media, job, Decoded)
 
 
-async def transcribed(whisper: Worker, job: Transcribe) -> tuple[list[Segment], Transcribed]:
-    """As `decoded`; the segments in the order in which they came."""
-    segments: list[Segment] = []
-    end: Transcribed | None = None
+async def spoken(media: Worker, job: DetectSpeech) -> Speech:
+    """As `decoded`."""
+    return await _last(media, job, Speech)
+
+
+async def transcribing(
+    whisper: Worker, media: Worker, job: Transcribe
+) -> AsyncGenerator[Progress | Segment | Ended, None]:
+    """What the worker says, to its end; `media` answers its doubts. Raises its refusals."""
+    vad_ms = 0.0
+    heard: Heard | None = None
     async with aclosing(whisper.run(job)) as events:
-        async for event in events:
+        while True:
+            try:
+                event = await events.asend(heard)
+            except StopAsyncIteration:
+                raise _cut_short() from None
+            heard = None
             match event:
-                case Progress():
-                    pass
-                case Segment():
-                    segments.append(event)
+                case Progress() | Segment():
+                    yield event
+                case Doubt():
+                    heard, spent = await _settle(media, job.audio, event)
+                    vad_ms += spent
                 case Transcribed():
-                    end = event
-                case Decoded() | Failed():
+                    yield Ended(event, vad_ms)
+                    return
+                case Decoded() | Speech() | Failed():
                     raise _out_of_place(event)
                 case _:
                     assert_never(event)
-    return segments, _ended(end)
+
+
+async def _settle(media: Worker, audio: Pcm, doubt: Doubt) -> tuple[Heard, float]:
+    """The answer to a doubt and the milliseconds it took. Nobody to ask: then there is speech, and no text is lost."""
+    start = audio.start + math.floor(doubt.start * SAMPLE_RATE)
+    stop = min(audio.start + math.ceil(doubt.end * SAMPLE_RATE), audio.stop)
+    try:
+        found = await spoken(media, DetectSpeech(Pcm(audio.path, min(start, stop), stop)))
+    except Failure as failure:
+        log.warning("could not look for speech (%s): a doubtful window is kept", failure.message)
+        return Heard(speech=True), 0.0
+    return Heard(speech=bool(found.spans)), found.elapsed_ms
+
+
+async def _last(worker: Worker, job: Job, kind: type[T]) -> T:
+    """The job's terminal event, which must be a `kind`."""
+    end: T | None = None
+    async with aclosing(worker.run(job)) as events:
+        async for event in events:
+            if isinstance(event, kind):
+                end = event
+            elif not isinstance(event, Progress):
+                raise _out_of_place(event)
+    if end is None:
+        raise _cut_short()
+    return end
 
 
 def _out_of_place(event: Event) -> InternalError:
     return InternalError(f"the worker answered with {type(event).__name__}, which does not belong to the job")
 
 
-def _ended(end: T | None) -> T:
-    if end is None:
-        raise InternalError("the worker stopped answering before the end of the job")
-    return end
+def _cut_short() -> InternalError:
+    return InternalError("the worker stopped answering before the end of the job")
 
 
-async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
+async def unless_gone(request: Request, work: Coroutine[Any, Any, R]) -> R:
     """The work's result. The server does not cancel a handler whose client leaves: here it loses a race instead.
 
     The request's body must have been read. Raises RequestCancelled when the client left first.

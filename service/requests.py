@@ -25,6 +25,9 @@ PROMPT_TAIL = 32 << 10
 
 ALIASES = {"keywords": "vocabulary", "hotwords": "vocabulary"}
 
+OURS = ("words", "logprobs", "silence_rule", "seed")
+"""Members of Decoding that follow from other fields or are the service's own; in a request they are unknown names."""
+
 
 class ServerVad(msgspec.Struct, frozen=True, kw_only=True):
     """OpenAI's object for `chunking_strategy`."""
@@ -43,15 +46,11 @@ class TranscriptRequest(Decoding, frozen=True, kw_only=True):
     timestamp_granularities: tuple[Literal["segment", "word"], ...] = ()
     stream: bool = False
     vocabulary: Annotated[tuple[str, ...], Meta(max_length=8192)] = ()
-    beam_size: Annotated[int, Meta(ge=1, le=16)] = 1
-    patience: Annotated[float, Meta(gt=0, le=5)] = 1.0
-    hallucination_silence_threshold: Annotated[float, Meta(ge=0)] | None = None
     vad: bool = False
     vad_threshold: Annotated[float, Meta(gt=0, lt=1)] = 0.5
     vad_min_speech_ms: Annotated[int, Meta(ge=0, le=10_000)] = 250
     vad_trim: bool = False
     chunking_strategy: Literal["auto"] | ServerVad | None = None
-    audio_ctx: Literal["auto"] | Annotated[int, Meta(ge=64, le=1500)] = 1500
     include: tuple[Literal["logprobs"], ...] = ()
     faithful: bool = False
     known_speaker_names: tuple[str, ...] = ()
@@ -59,25 +58,25 @@ class TranscriptRequest(Decoding, frozen=True, kw_only=True):
 
     @property
     def decoding(self) -> Decoding:
-        """The part that the speech worker is told."""
-        return Decoding(**{name: getattr(self, name) for name in Decoding.__struct_fields__})
+        """The part that the speech worker is told. The silence rule is ours: the oracle does as it does."""
+        said = {name: getattr(self, name) for name in Decoding.__struct_fields__}
+        follows = {
+            "words": "word" in self.timestamp_granularities,
+            "logprobs": "logprobs" in self.include,
+            "silence_rule": not self.faithful,
+        }
+        return Decoding(**said | follows)
 
 
 DEFAULTS = TranscriptRequest()
 
 NOT_YET = (
-    "stream",
     "vocabulary",
-    "beam_size",
-    "patience",
-    "hallucination_silence_threshold",
     "vad",
     "vad_threshold",
     "vad_min_speech_ms",
     "vad_trim",
     "chunking_strategy",
-    "audio_ctx",
-    "include",
     "known_speaker_names",
     "known_speaker_references",
 )
@@ -97,8 +96,9 @@ def parse(given: Given) -> tuple[TranscriptRequest, list[str]]:
         said.setdefault(ALIASES.get(entry.base, entry.base), entry.base)
     diarized = [entry for entry in given.entries if entry.base == "response_format" and entry.value == "diarized_json"]
     aside = {id(entry) for entry in (*diarized, *_lone_zero(given))}
-    kept = Given(tuple(entry for entry in given.entries if id(entry) not in aside), given.form)
-    request, ignored = forms.decode(TranscriptRequest, kept, ALIASES)
+    kept = Given(tuple(entry for entry in given.entries if id(entry) not in aside and not _is_ours(entry)), given.form)
+    request, unknown = forms.decode(TranscriptRequest, kept, ALIASES)
+    ignored = [entry.name for entry in given.entries if _is_ours(entry) or entry.name in unknown]
     request = _with_codes(request)
     _check(request, said)
     if diarized:
@@ -108,6 +108,10 @@ def parse(given: Given) -> tuple[TranscriptRequest, list[str]]:
     if prompt is not None and len(prompt) > PROMPT_TAIL:
         request = msgspec.structs.replace(request, prompt=prompt[-PROMPT_TAIL:])
     return request, ignored
+
+
+def _is_ours(entry: Entry) -> bool:
+    return entry.base in OURS
 
 
 def _lone_zero(given: Given) -> list[Entry]:
@@ -146,11 +150,7 @@ def _check(request: TranscriptRequest, said: dict[str, str]) -> None:
     for term in request.vocabulary:
         if len(term.encode()) > MAX_TERM_BYTES:
             raise forms.wrong(said["vocabulary"], term, f"a list of terms of at most {MAX_TERM_BYTES} bytes each")
-    if "word" in request.timestamp_granularities and request.response_format != "verbose_json" and not request.stream:
-        raise InvalidValue(
-            "timestamp_granularities can hold word only with response_format verbose_json or with stream=true",
-            param="timestamp_granularities",
-        )
+    _check_details(request)
     if len(request.temperature) > MAX_TEMPERATURES:
         raise forms.wrong("temperature", request.temperature, f"a list of at most {MAX_TEMPERATURES} numbers")
     if request.temperature[0] > 0 and request.beam_size > 1:
@@ -161,12 +161,30 @@ def _check(request: TranscriptRequest, said: dict[str, str]) -> None:
                 raise InvalidValue(f"{name} cannot be given together with faithful=true", param=name)
 
 
+def _check_details(request: TranscriptRequest) -> None:
+    """What is finer than segments needs an answer with room for it. Raises InvalidValue."""
+    words = "word" in request.timestamp_granularities
+    if words and request.response_format != "verbose_json" and not request.stream:
+        raise InvalidValue(
+            "timestamp_granularities can hold word only with response_format verbose_json or with stream=true",
+            param="timestamp_granularities",
+        )
+    if request.hallucination_silence_threshold is not None and not words:
+        raise InvalidValue(
+            "hallucination_silence_threshold needs timestamp_granularities word: it goes by the words' times",
+            param="hallucination_silence_threshold",
+        )
+    if request.include and request.response_format not in ("json", "verbose_json") and not request.stream:
+        raise InvalidValue(
+            "include can hold logprobs only with response_format json or verbose_json or with stream=true",
+            param="include",
+        )
+
+
 def _check_supported(request: TranscriptRequest, said: dict[str, str]) -> None:
     for name in NOT_YET:
         if not _is_default(request, name):
             raise _not_yet(said[name], said[name])
-    if "word" in request.timestamp_granularities:
-        raise _not_yet("timestamp_granularities word", "timestamp_granularities")
 
 
 def _is_default(request: TranscriptRequest, name: str) -> bool:

@@ -3,6 +3,7 @@
     starting ── Ready ──> ready ── it ends ──> waiting (0.5 s, 1 s … 30 s) ──> starting
     starting ── third end in a row before Ready, or a refusal ──> broken, until someone starts the pool again
     ready ── it ends with CANCELLED_EXIT after a Cancel of ours ──> starting, at once
+    ready ── no job for `idle_end` seconds, where that is set ──> idle, without a process ── a job ──> starting
 
 A process is killed when it is silent for too long with a job in hand, or while it loads, and when it sends noise.
 """
@@ -17,13 +18,13 @@ from typing import Literal, assert_never
 
 from protocol.errors import Failure, InternalError, Kind, ShuttingDown, WorkerCrashed
 from protocol.events import TERMINAL, Failed, FromWorker, Loading, Ready
-from protocol.jobs import Cancel
+from protocol.jobs import Cancel, Heard
 from protocol.settings import Settings
 from protocol.wire import CANCELLED_EXIT, FrameError
 from service.process import Process, spawned
 from service.ticket import Ticket, failure_of
 
-State = Literal["starting", "ready", "waiting", "broken", "stopped"]
+State = Literal["idle", "starting", "ready", "waiting", "broken", "stopped"]
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,8 @@ class Timing:
     """What a process gets to end by itself once its pipe is closed."""
     backlog: int = 20_000
     """Events that may wait for one job's reader. Progress is not counted: only the last is kept."""
+    idle_end: float | None = None
+    """Without a job for so long, a process is ended; the next job starts another. None: it stays."""
 
 
 TIMING = Timing()
@@ -64,6 +67,11 @@ class _Crashed:
 @dataclass(frozen=True)
 class _Cancelled:
     """It ended itself, because that is how its engine cancels."""
+
+
+@dataclass(frozen=True)
+class _Idle:
+    """Nobody needed it any more."""
 
 
 class Place:
@@ -91,6 +99,8 @@ class Place:
         self._patience = asyncio.timeout(None)
         """Runs out when a process that has jobs is silent; only entered while one is ready."""
         self._quiet_since = 0.0
+        self._wanted = asyncio.Event()
+        """Set when a job waits for an idle place."""
         self._emptied = asyncio.Event()
         self._emptied.set()
 
@@ -109,6 +119,10 @@ class Place:
             return 0
         return self.ready.capacity - len(self._held)
 
+    def wake(self) -> None:
+        """There is a job for it: an idle place starts a process."""
+        self._wanted.set()
+
     def give(self, ticket: Ticket) -> None:
         """Hand over a job. Raises FrameError when it is too large for the pipe. There must be room."""
         assert self._process is not None
@@ -124,6 +138,14 @@ class Place:
         if ticket.number in self._held and ticket.number not in self._cancelled and self._process is not None:
             self._cancelled.add(ticket.number)
             self._process.send(ticket.number, Cancel())
+            self._set_patience()
+
+    def answer(self, ticket: Ticket, heard: Heard) -> None:
+        """Pass on what the process asked to know about a job. Does nothing when it does not hold that job."""
+        if ticket.number in self._held and self._process is not None:
+            ticket.doubts -= 1
+            self._quiet_since = asyncio.get_running_loop().time()
+            self._process.send(ticket.number, heard)
             self._set_patience()
 
     def drop(self, failure: Failure) -> None:
@@ -153,9 +175,13 @@ class Place:
         failed_starts = streak = 0
         timing = self._timing
         while True:
+            await self._until_wanted()
             match await self._one_life():
+                case _Idle():
+                    self._log.info("ended: nobody has needed it for %.3g s", timing.idle_end)
+                    self.spawns -= 1  # The next process is no restart.
                 case _Cancelled():
-                    self._log.info("ended itself to cancel its job; starting it again")
+                    self._log.info("ended itself to cancel its job")
                 case _Refused(failure):
                     self._log.error("cannot serve: %s", failure.message)
                     self._break(failure)
@@ -174,7 +200,15 @@ class Place:
                 case end:
                     assert_never(end)
 
-    async def _one_life(self) -> _Refused | _Crashed | _Cancelled:
+    async def _until_wanted(self) -> None:
+        """Where processes are on demand: until there is a job."""
+        if self._timing.idle_end is not None:
+            self.state = "idle"
+            self._changed()
+            await self._wanted.wait()
+            self._wanted.clear()
+
+    async def _one_life(self) -> _Refused | _Crashed | _Cancelled | _Idle:
         self.state, self.loading = "starting", None
         self.spawns += 1
         began: float | None = None
@@ -189,6 +223,8 @@ class Place:
                     if isinstance(loaded, Ready):
                         began = loop.time()
                         why = await self._serve(process, loaded)
+                        if isinstance(why, _Idle):
+                            return why
                     else:
                         why = loaded
                     healthy_s = None if began is None else loop.time() - began
@@ -230,19 +266,24 @@ class Place:
             process.kill()
             return f"it sent noise: {error}"
 
-    async def _serve(self, process: Process, ready: Ready) -> str:
+    async def _serve(self, process: Process, ready: Ready) -> str | _Idle:
         """Until the process ends or has to be ended; the string says why."""
         try:
             async with asyncio.timeout(None) as self._patience:
                 self._log.info("ready (process %d)", process.pid)
                 self.state, self.ready, self.loading = "ready", ready, None
+                self._quiet_since = asyncio.get_running_loop().time()
+                self._set_patience()
                 self._changed()
                 while (frame := await process.read()) is not None:
                     self._receive(*frame)
             return "it ended"
         except TimeoutError:
+            if not self._held:
+                return _Idle()
             process.kill()
-            return f"it was silent for {self._limit():.3g} s with a job in hand"
+            silent = asyncio.get_running_loop().time() - self._quiet_since
+            return f"it was silent for {silent:.3g} s with a job in hand"
         except FrameError as error:
             process.kill()
             return f"it sent noise: {error}"
@@ -264,16 +305,21 @@ class Place:
         self._set_patience()
         self._changed()
 
-    def _limit(self) -> float:
-        """Seconds that the process may be silent now: what its most patient job allows."""
-        return max(
+    def _limit(self) -> float | None:
+        """Seconds that the process may be silent now: what its most patient job allows. None: for ever."""
+        if not self._held:
+            return self._timing.idle_end
+        limits = [
             min(ticket.limit, self._timing.cancel_stall) if number in self._cancelled else ticket.limit
             for number, ticket in self._held.items()
-        )
+            if number in self._cancelled or not ticket.doubts
+        ]
+        return max(limits, default=None)
 
     def _set_patience(self) -> None:
         if not self._patience.expired():
-            self._patience.reschedule(self._quiet_since + self._limit() if self._held else None)
+            limit = self._limit()
+            self._patience.reschedule(None if limit is None else self._quiet_since + limit)
 
     def _lost(self) -> None:
         """The process is of no use any more; it may still be on its way out."""

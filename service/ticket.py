@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 
 from protocol.errors import BY_KIND, Failure, RequestTimeout
-from protocol.events import Event, Failed, Progress
+from protocol.events import Doubt, Event, Failed, Progress
 from protocol.jobs import Job
 
 
@@ -22,6 +22,8 @@ class Ticket:
         self.job = job
         self.limit = limit
         """Seconds of silence that a process may keep over it."""
+        self.doubts = 0
+        """Questions of the process's that nobody has answered yet: its silence meanwhile is no stall."""
         self._backlog = backlog
         self.overdue: asyncio.TimerHandle | None = None
         """Fails it when it has waited for a start for too long; the pool's."""
@@ -32,6 +34,7 @@ class Ticket:
 
     def put(self, event: Event) -> bool:
         """False: too much waits already, and its reader has been told so."""
+        self.doubts += isinstance(event, Doubt)
         if self._left:
             return True
         if isinstance(event, Progress) and self._events and isinstance(self._events[-1], Progress):

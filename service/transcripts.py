@@ -1,6 +1,6 @@
-"""Transcript to body: json, text, srt, vtt and verbose_json; FORMATS names them.
+"""Transcript to body: json, text, srt, vtt and verbose_json (FORMATS names them), and a stream's events.
 
-Pure functions over finished transcripts; knows no request and no worker.
+Knows how a transcript is written; knows no request and no worker.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from protocol.events import Segment, Timings
+from protocol.events import Progress, Segment, Timings, TokenLogprob, Word
 from protocol.jobs import Task
 from service import languages
 
@@ -45,11 +45,14 @@ class Meta(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Transcript(msgspec.Struct, frozen=True, kw_only=True):
-    """What was heard, in good order (see `ordered`)."""
+    """What was heard, in good order (see `Timeline`)."""
 
     task: Task
     segments: tuple[Segment, ...]
     meta: Meta
+    words: bool = False
+    """Whether words were asked for, and so belong into a body that has room for them; `logprobs` likewise."""
+    logprobs: bool = False
 
     @property
     def text(self) -> str:
@@ -63,13 +66,14 @@ class Transcript(msgspec.Struct, frozen=True, kw_only=True):
         return languages.NAMES.get(self.meta.language or "", "unknown")
 
 
-def spent(total_s: float, decode_audio_ms: float, worker: Timings, duration: float) -> Spent:
+def spent(total_s: float, decode_audio_ms: float, vad_ms: float, worker: Timings, duration: float) -> Spent:
     """`total_s`: seconds from the end of the upload; the rest is what the workers say that they worked."""
     total = total_s * 1000
-    worked = decode_audio_ms + worker.mel + worker.encode + worker.decode + worker.align
+    worked = decode_audio_ms + vad_ms + worker.mel + worker.encode + worker.decode + worker.align
     return Spent(
         queue=round(max(0.0, total - worked), 1),
         decode_audio=round(decode_audio_ms, 1),
+        vad=round(vad_ms, 1),
         mel=round(worker.mel, 1),
         encode=round(worker.encode, 1),
         decode=round(worker.decode, 1),
@@ -79,20 +83,42 @@ def spent(total_s: float, decode_audio_ms: float, worker: Timings, duration: flo
     )
 
 
-def ordered(segments: Iterable[Segment], duration: float) -> tuple[Segment, ...]:
-    """The segments with 0 ≤ start ≤ end ≤ duration, none before the last one's end, and without half characters.
+class Timeline:
+    """Puts one recording's segments, as they come, between 0 and its end: none starts before the last one's end.
 
-    Whisper's timestamps are guesses: they may go backwards or past the end of the audio. Seconds, to the millisecond.
+    Whisper's timestamps are guesses: they may go backwards or past the end of the audio.
     """
-    good: list[Segment] = []
-    heard = 0.0
-    for segment in segments:
-        start = min(max(round(segment.start, 3), heard), duration)
-        end = min(max(round(segment.end, 3), start), duration)
-        text = segment.text.translate(UNHEARD)
-        good.append(msgspec.structs.replace(segment, start=start, end=end, text=text))
-        heard = end
-    return tuple(good)
+
+    def __init__(self, duration: float) -> None:
+        self._duration = duration
+        self._heard = 0.0
+
+    def settle(self, segment: Segment) -> Segment:
+        """The segment with such times (seconds, to the millisecond), its words within, and no half characters."""
+        start, end = _between(segment.start, segment.end, self._heard, self._duration)
+        self._heard = end
+        return msgspec.structs.replace(
+            segment,
+            start=start,
+            end=end,
+            text=segment.text.translate(UNHEARD),
+            words=None if segment.words is None else tuple(_settled(segment.words, start, end)),
+        )
+
+
+def _settled(words: Iterable[Word], start: float, end: float) -> Iterable[Word]:
+    """The words one after the other between `start` and `end`."""
+    heard = start
+    for word in words:
+        if text := word.word.translate(UNHEARD):
+            begins, heard = _between(word.start, word.end, heard, end)
+            yield Word(text, begins, heard, word.probability)
+
+
+def _between(start: float, end: float, low: float, high: float) -> tuple[float, float]:
+    """low ≤ start ≤ end ≤ high."""
+    start = min(max(round(start, 3), low), high)
+    return start, min(max(round(end, 3), start), high)
 
 
 def _usage(transcript: Transcript) -> dict[str, object]:
@@ -100,25 +126,28 @@ def _usage(transcript: Transcript) -> dict[str, object]:
     return {"type": "duration", "seconds": math.ceil(transcript.meta.duration)}
 
 
-def json(transcript: Transcript) -> bytes:
-    return msgspec.json.encode({"text": transcript.text, "usage": _usage(transcript), "starling": transcript.meta})
+def _plain(transcript: Transcript) -> dict[str, Any]:
+    """The members of json; token log-probabilities where they were asked for."""
+    tokens = [token for segment in transcript.segments for token in segment.logprobs or ()]
+    asked = {"logprobs": _logprobs(tokens)} if transcript.logprobs else {}
+    return {"text": transcript.text, **asked, "usage": _usage(transcript), "starling": transcript.meta}
 
 
-def verbose_json(transcript: Transcript) -> bytes:
-    return msgspec.json.encode(
-        {
-            "task": transcript.task,
-            "language": transcript.language,
-            "duration": transcript.meta.duration,
-            "text": transcript.text,
-            "segments": [_verbose(number, segment) for number, segment in enumerate(transcript.segments)],
-            "usage": _usage(transcript),
-            "starling": transcript.meta,
-        }
-    )
+def _verbose(transcript: Transcript) -> dict[str, Any]:
+    """The members of verbose_json."""
+    words = [word for segment in transcript.segments for word in segment.words or ()]
+    return {
+        "task": transcript.task,
+        "language": transcript.language,
+        "duration": transcript.meta.duration,
+        "text": transcript.text,
+        "segments": [_whole(number, segment) for number, segment in enumerate(transcript.segments)],
+        **({"words": words} if transcript.words else {}),
+        **_plain(transcript),
+    }
 
 
-def _verbose(number: int, segment: Segment) -> dict[str, Any]:
+def _whole(number: int, segment: Segment) -> dict[str, Any]:
     return {
         "id": number,
         "seek": segment.seek,
@@ -130,7 +159,24 @@ def _verbose(number: int, segment: Segment) -> dict[str, Any]:
         "avg_logprob": segment.avg_logprob,
         "compression_ratio": segment.compression_ratio,
         "no_speech_prob": segment.no_speech_prob,
+        **_words(segment),
     }
+
+
+def _words(segment: Segment) -> dict[str, Any]:
+    return {} if segment.words is None else {"words": segment.words}
+
+
+def _logprobs(tokens: Iterable[TokenLogprob]) -> list[dict[str, Any]]:
+    return [{"token": each.token, "logprob": each.logprob, "bytes": list(each.bytes)} for each in tokens]
+
+
+def json(transcript: Transcript) -> bytes:
+    return msgspec.json.encode(_plain(transcript))
+
+
+def verbose_json(transcript: Transcript) -> bytes:
+    return msgspec.json.encode(_verbose(transcript))
 
 
 def text(transcript: Transcript) -> bytes:
@@ -189,3 +235,40 @@ FORMATS: dict[str, Format] = {
     "verbose_json": Format(verbose_json, "application/json"),
     "vtt": Format(vtt, "text/vtt; charset=utf-8"),
 }
+
+
+def progress(event: Progress) -> dict[str, Any]:
+    """A stream's event about seconds of the recording."""
+    return {"type": "transcript.progress", "done": round(event.done, 3), "total": round(event.total, 3)}
+
+
+class Deltas:
+    """A stream's events about segments, which come in order. Their texts joined are the transcript's `text`."""
+
+    def __init__(self) -> None:
+        self._number = 0
+        self._begun = False
+        self._held = ""
+        """White space that belongs before the next text, if there is one."""
+
+    def add(self, segment: Segment) -> dict[str, Any] | None:
+        """None for a segment without words."""
+        number, self._number = self._number, self._number + 1
+        text = self._held + segment.text
+        said = text.rstrip()
+        self._held = text[len(said) :] if self._begun or said else ""
+        if not said:
+            return None
+        delta = said if self._begun else said.lstrip()
+        self._begun = True
+        times = {"id": number, "start": segment.start, "end": segment.end, **_words(segment)}
+        asked = {} if segment.logprobs is None else {"logprobs": _logprobs(segment.logprobs)}
+        return {"type": "transcript.text.delta", "delta": delta, "segment": times, **asked}
+
+
+def done(transcript: Transcript, response_format: str) -> dict[str, Any]:
+    """A stream's last event: json's members, or verbose_json's, or json's and the `body` in another format."""
+    members = _verbose(transcript) if response_format == "verbose_json" else _plain(transcript)
+    if response_format not in ("json", "verbose_json"):
+        members["body"] = FORMATS[response_format].write(transcript).decode()
+    return {"type": "transcript.text.done", **members}

@@ -12,8 +12,8 @@ from typing import Protocol
 import msgspec
 
 from protocol.errors import Failure, PayloadTooLarge, QueueFull, ShuttingDown, WorkerStarting
-from protocol.events import TERMINAL, Event, Failed, Loading, Ready
-from protocol.jobs import Job
+from protocol.events import TERMINAL, Doubt, Event, Failed, Loading, Ready
+from protocol.jobs import DetectSpeech, Heard, Job
 from protocol.settings import Settings
 from protocol.wire import FrameError
 from service.process import rss_bytes
@@ -42,9 +42,10 @@ class Worker(Protocol):
 
     name: str
 
-    def run(self, job: Job) -> AsyncGenerator[Event, None]:
+    def run(self, job: Job) -> AsyncGenerator[Event, Heard | None]:
         """The job's events, the terminal one last; a Failed is raised as its Failure instead.
 
+        A Doubt is answered by `asend(Heard(…))`; who reads on without an answer says that there is speech.
         Closing the generator early cancels the job. Raises QueueFull, WorkerStarting, WorkerCrashed,
         ModelNotConfigured, ShuttingDown and whatever the worker refuses.
         """
@@ -73,7 +74,8 @@ class Worker(Protocol):
 class Pool:
     """The Worker that runs processes. Usable within one event loop; `stop` ends what `start` began.
 
-    `stall(job)` is the silence in seconds that a process may keep while it has that job.
+    `stall(job)` is the silence in seconds that a process may keep while it has that job. With `timing.idle_end`
+    processes are on demand: none runs before the first job, nor for long after the last.
     """
 
     def __init__(
@@ -104,16 +106,19 @@ class Pool:
         self._owner: asyncio.Task[None] | None = None
         self._group = asyncio.TaskGroup()
 
-    async def run(self, job: Job) -> AsyncGenerator[Event, None]:
+    async def run(self, job: Job) -> AsyncGenerator[Event, Heard | None]:
         ticket = self._enter(job)
         try:
             while True:
                 event = await ticket.next()
                 if isinstance(event, Failed):
                     raise failure_of(event)
-                yield event
+                heard = yield event
                 if isinstance(event, TERMINAL):
                     return
+                if isinstance(event, Doubt):
+                    for place in self._places:
+                        place.answer(ticket, heard or Heard(speech=True))
         finally:
             self._forget(ticket)
 
@@ -231,6 +236,8 @@ class Pool:
         while self._waiting:
             place = min(self._places, key=lambda place: (place.room <= 0, place.running))
             if place.room <= 0:
+                if asleep := next((place for place in self._places if place.state == "idle"), None):
+                    asleep.wake()
                 return
             ticket = self._next()
             try:
@@ -239,8 +246,10 @@ class Pool:
                 ticket.fail(PayloadTooLarge(f"the request is too large for the worker: {error}"))
 
     def _next(self) -> Ticket:
-        """The job whose turn it is. Urgency will have its say here."""
-        return self._waiting.popleft()
+        """The job whose turn it is: first what a job that runs elsewhere waits for."""
+        ticket = next((each for each in self._waiting if isinstance(each.job, DetectSpeech)), self._waiting[0])
+        self._waiting.remove(ticket)
+        return ticket
 
     def _expect_start(self, ticket: Ticket, entered: float) -> None:
         """Fail `ticket` with WorkerStarting once it has waited while no process was ready for `start_wait`."""

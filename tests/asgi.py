@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
 
@@ -37,6 +39,36 @@ class Reply(msgspec.Struct):
         return self.status, error["code"], error["param"]
 
 
+@dataclass(frozen=True)
+class Told:
+    """One event of a stream; `name` is what its `event:` line says."""
+
+    name: str
+    data: Any
+
+
+def told(body: bytes) -> tuple[list[Told], list[str]]:
+    """The events and the comments of a stream, read as the HTML standard says (9.2.6), every event complete."""
+    events, comments = [], []
+    name, data = "", list[str]()
+    assert body.endswith(b"\n\n"), "the last event was not ended"
+    for line in re.split(r"\r\n|\n|\r", body.decode())[:-1]:
+        field, _, value = line.partition(":")
+        value = value.removeprefix(" ")
+        if line.startswith(":"):
+            comments.append(value)
+        elif field == "event":
+            name = value
+        elif field == "data":
+            data.append(value)
+        elif not line and data:
+            events.append(Told(name, json.loads("\n".join(data))))
+            name, data = "", []
+        else:
+            assert not line, f"neither event nor data: {line!r}"
+    return events, comments
+
+
 class Exchange:
     """One request whose client is the test. `sent` holds what the app answered so far."""
 
@@ -44,7 +76,10 @@ class Exchange:
         self.sent: list[Message] = []
         self.task: asyncio.Task[None] | None = None
         self.answered = asyncio.Event()
-        """Set once a status has come."""
+        """Set whenever something has come, the status first."""
+        self.reads = asyncio.Event()
+        """Cleared, the client takes nothing more and the app's `send` waits."""
+        self.reads.set()
         self._incoming: asyncio.Queue[Message] = asyncio.Queue()
 
     def send(self, chunk: bytes, *, more: bool = True) -> None:
@@ -60,10 +95,22 @@ class Exchange:
 
     def reply(self) -> Reply:
         """What came, once the app is done with the request."""
-        start, *bodies = self.sent
+        start = self.sent[0]
         assert start["type"] == "http.response.start"
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in start["headers"]}
-        return Reply(start["status"], headers, b"".join(body.get("body", b"") for body in bodies))
+        return Reply(start["status"], headers, self.body)
+
+    @property
+    def body(self) -> bytes:
+        """What came of the body so far."""
+        return b"".join(message.get("body", b"") for message in self.sent)
+
+    async def until(self, text: bytes) -> None:
+        """Until `text` has come."""
+        async with asyncio.timeout(20):
+            while text not in self.body:
+                self.answered.clear()
+                await self.answered.wait()
 
     async def done(self) -> None:
         assert self.task is not None
@@ -96,6 +143,7 @@ async def opened(
     }
 
     async def send(message: Message) -> None:
+        await exchange.reads.wait()
         exchange.sent.append(message)
         exchange.answered.set()
         if exchange.complete:

@@ -14,6 +14,7 @@ Decode.source
     count:N      Progress for 1 … N, then Decoded(samples=N)
     flood:N      N Segments in one step, then Decoded(samples=N)
     hold         Progress once, then nothing, without keeping the engine busy
+    doubt:N      N Doubts, the next when the last is answered, then Decoded(samples=answers that there is speech)
     fifo:PATH    Progress, then a step that lasts until the FIFO is written to, then Decoded
     hang         Progress, then a step that never ends
     crash        Progress, then SIGKILL; exit:N ends with that status instead
@@ -36,8 +37,8 @@ import threading
 from pathlib import Path
 
 from protocol.errors import InvalidValue, ModelNotConfigured
-from protocol.events import Decoded, Loading, Progress, Ready, Segment
-from protocol.jobs import Decode, Job
+from protocol.events import Decoded, Doubt, Loading, Progress, Ready, Segment
+from protocol.jobs import Decode, Heard, Job
 from protocol.settings import Settings
 from protocol.wire import frame
 from workers import loop
@@ -51,6 +52,7 @@ class Task:
         self.argument = argument
         self.emit = emit
         self.done = 0
+        self.heard: list[bool] = []
 
     def end(self, samples: int) -> None:
         self.emit(Decoded(samples=samples, decoder="soundfile", container="counter", elapsed_ms=0.0))
@@ -79,6 +81,8 @@ class Counter:
         task = Task(word, argument, emit)
         if word == "hold":
             emit(Progress(done=0, total=1))
+        elif word == "doubt":
+            emit(Doubt(0, 1))
         else:
             self._tasks.append(task)
         return task
@@ -86,6 +90,14 @@ class Counter:
     def cancel(self, handle: Task) -> None:
         if handle in self._tasks:
             self._tasks.remove(handle)
+
+    def answer(self, handle: Task, heard: Heard) -> None:
+        handle.heard.append(heard.speech)
+        number = len(handle.heard)
+        if number < int(handle.argument):
+            handle.emit(Doubt(number, number + 1))
+        else:
+            handle.end(sum(handle.heard))
 
     def step(self) -> None:
         for task in tuple(self._tasks):

@@ -4,6 +4,7 @@ FakeWorker("media", {Decode: [Progress(done=1, total=2), Decoded(...)]})
 FakeWorker("speech", {Transcribe: [EmptyAudio("there is nothing in it")]})        refuses
 FakeWorker("speech", {Transcribe: [Segment(...), gate, Transcribed(...)]})        waits for an asyncio.Event
 FakeWorker("media", {Decode: lambda job: write_pcm(job.target) or [Decoded(...)]})   looks at the job
+FakeWorker("speech", {Transcribe: [Doubt(...), Transcribed(...)]})                asks; `heard` has the answers
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Any
 
 from protocol.errors import BY_KIND, Failure
-from protocol.events import TERMINAL, Event, Failed, Loading, Ready
-from protocol.jobs import Job
+from protocol.events import TERMINAL, Doubt, Event, Failed, Loading, Ready
+from protocol.jobs import Heard, Job
 from service.worker import ProcessStats, State
 
 Step = Event | Failure | asyncio.Event
@@ -24,7 +25,10 @@ Script = Sequence[Step] | Callable[[Any], Sequence[Step]]
 
 
 class FakeWorker:
-    """Satisfies service.worker.Worker. `jobs` holds what was asked, `cancelled` what was left before its end."""
+    """Satisfies service.worker.Worker. `jobs` holds what was asked, `cancelled` what was left before its end.
+
+    `heard` holds the answers to its doubts; None for one that nobody answered.
+    """
 
     def __init__(
         self,
@@ -41,11 +45,12 @@ class FakeWorker:
         self.failure = failure
         self.jobs: list[Job] = []
         self.cancelled: list[Job] = []
+        self.heard: list[Heard | None] = []
         self.running = 0
         self.state: State = "ready" if ready else "broken" if failure else "starting"
         self._script = script
 
-    async def run(self, job: Job) -> AsyncGenerator[Event, None]:
+    async def run(self, job: Job) -> AsyncGenerator[Event, Heard | None]:
         self.jobs.append(job)
         if self.failure is not None:
             raise self.failure
@@ -62,7 +67,9 @@ class FakeWorker:
                     raise BY_KIND[step.kind](step.message, param=step.param, retry=step.retry)
                 if isinstance(step, Failure):
                     raise step
-                yield step
+                heard = yield step
+                if isinstance(step, Doubt):
+                    self.heard.append(heard)
             assert ended, f"the script for {type(job).__name__} has no terminal event"
         finally:
             self.running -= 1

@@ -35,6 +35,7 @@ class Scripted:
     app: Starlette
     media: FakeWorker
     whisper: FakeWorker
+    oracle: FakeWorker
     spool: Spool
 
     def post(self, *parts: Any, path: str = "/v1/audio/transcriptions", file: bytes | None = WAV) -> Reply:
@@ -65,6 +66,9 @@ def scripted(folder: Path, model: Model = MULTILINGUAL, script: Any = None, **se
         ready=Ready(2),
     )
     whisper = FakeWorker("whisper", {Transcribe: heard}, ready=ready)
+    oracle = FakeWorker("oracle", {Transcribe: heard})
+    oracle.state = "idle"
     with Spool(folder) as spool:
-        yield Scripted(build(config, Workers(media, whisper), spool), media, whisper, spool)
+        app = build(config, Workers(media, whisper, oracle), spool)
+        yield Scripted(app, media, whisper, oracle, spool)
         assert spool.usage().files == 0, "a file was left in the spool"

@@ -29,10 +29,10 @@ async def health(house: House, request: Request) -> Response:
 
 
 async def ready(house: House, request: Request) -> Response:
-    """503 until every pool can serve, in the shape of an error, with the progress of what still loads."""
+    """503 until every resident pool can serve, in the shape of an error, with the progress of what still loads."""
     lines = []
     worst: Failure | None = None
-    for worker in house.workers:
+    for worker in house.workers.resident:
         failure = _unready(worker)
         lines.append(Readiness(worker.name, failure is None, failure.message if failure else None, worker.loading))
         if worst is None or isinstance(worst, WorkerStarting):

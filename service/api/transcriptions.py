@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import ExitStack, aclosing
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, assert_never
 from urllib.parse import quote
 
 import msgspec
@@ -17,11 +19,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from protocol.errors import EmptyAudio
+from protocol.events import Progress, Segment
 from protocol.jobs import Decode, Pcm, Task, Transcribe
 from service import forms, reply, requests, transcripts, upload
 from service.house import House, Workers
 from service.requests import TranscriptRequest
+from service.sse import EventStream
 from service.transcripts import Transcript
+from service.worker import Worker
 
 
 async def transcriptions(house: House, request: Request) -> Response:
@@ -30,6 +35,19 @@ async def transcriptions(house: House, request: Request) -> Response:
 
 async def translations(house: House, request: Request) -> Response:
     return await _answer(house, request, "translate")
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """One request, its upload complete."""
+
+    task: Task
+    wanted: TranscriptRequest
+    model: str
+    source: Path
+    pcm: Path
+    began: float
+    """perf_counter at the end of the upload."""
 
 
 async def _answer(house: House, request: Request, task: Task) -> Response:
@@ -43,58 +61,116 @@ async def _answer(house: House, request: Request, task: Task) -> Response:
         began = time.perf_counter()
         wanted, ignored = requests.parse(given)
         model = await asyncio.to_thread(house.catalog.resolve, wanted.model)
-        _check_servable(house.workers, wanted, task)
+        speech = house.workers.oracle if wanted.faithful else house.workers.whisper
+        _check_servable(house.workers, speech, wanted, task)
         if received.size == 0:
             raise EmptyAudio("the file is empty: it has no bytes", param="file")
         pcm = files.enter_context(house.spool.pcm())
-        work = _transcribe(house.workers, received.path, pcm, wanted, task, model, began)
-        transcript = await reply.unless_gone(request, work)
+        asked = _Asked(task, wanted, model, received.path, pcm, began)
+        events = _transcribing(house.workers.media, speech, asked)
+        headers = _headers(model, ignored)
+        if wanted.stream:
+            told = _told(events, wanted.response_format)
+            first = await reply.unless_gone(request, _first(told))
+            times = {"keepalive_s": config.keepalive_s, "unread_s": config.unread_s}
+            return EventStream(first, told, files.pop_all(), headers, **times)
+        transcript = await reply.unless_gone(request, _collected(events))
     form = transcripts.FORMATS[wanted.response_format]
-    return Response(form.write(transcript), headers=_headers(transcript, ignored), media_type=form.media_type)
+    return Response(form.write(transcript), headers=headers | _measured(transcript), media_type=form.media_type)
 
 
-def _check_servable(workers: Workers, wanted: TranscriptRequest, task: Task) -> None:
+def _check_servable(workers: Workers, speech: Worker, wanted: TranscriptRequest, task: Task) -> None:
     """Refuse at once what would be refused after minutes of decoding.
 
     Raises the workers' own failure, and what `check_model` does once the model is known; a model that still
     loads refuses in its worker.
     """
-    for worker in workers:
+    for worker in (workers.media, speech):
         if failure := worker.failure:
             raise type(failure)(failure.message, param=failure.param, retry=failure.retry)
-    if workers.whisper.ready and workers.whisper.ready.model:
-        requests.check_model(wanted, task, workers.whisper.ready.model)
+    # All speech workers have the same model.
+    if (ready := speech.ready or workers.whisper.ready) and ready.model:
+        requests.check_model(wanted, task, ready.model)
 
 
-async def _transcribe(
-    workers: Workers, source: Path, pcm: Path, wanted: TranscriptRequest, task: Task, model: str, began: float
-) -> Transcript:
-    """`began`: perf_counter at the end of the upload."""
-    audio = await reply.decoded(workers.media, Decode(source=str(source), target=str(pcm)))
+async def _transcribing(
+    media: Worker, speech: Worker, asked: _Asked
+) -> AsyncGenerator[Progress | Segment | Transcript, None]:
+    """What is known of the recording, as soon as it is final; at last the transcript."""
+    audio = await reply.decoded(media, Decode(source=str(asked.source), target=str(asked.pcm)))
     if audio.samples == 0:
         raise EmptyAudio("the file holds no audio: it has no samples", param="file")
-    span = Pcm(str(pcm), 0, audio.samples)
-    segments, heard = await reply.transcribed(workers.whisper, Transcribe(span, task, wanted.decoding))
-    return Transcript(
-        task=task,
-        segments=transcripts.ordered(segments, span.seconds),
-        meta=transcripts.Meta(
-            model=model,
-            language=heard.language,
-            language_probability=heard.language_probability,
-            duration=span.seconds,
-            timings=transcripts.spent(time.perf_counter() - began, audio.elapsed_ms, heard.timings, span.seconds),
-        ),
-    )
+    span = Pcm(str(asked.pcm), 0, audio.samples)
+    timeline, segments = transcripts.Timeline(span.seconds), list[Segment]()
+    job = Transcribe(span, asked.task, asked.wanted.decoding)
+    async with aclosing(reply.transcribing(speech, media, job)) as events:
+        async for event in events:
+            match event:
+                case Progress():
+                    yield event
+                case Segment():
+                    segments.append(timeline.settle(event))
+                    yield segments[-1]
+                case reply.Ended(heard, vad_ms):
+                    total_s = time.perf_counter() - asked.began
+                    yield Transcript(
+                        task=asked.task,
+                        segments=tuple(segments),
+                        words=asked.wanted.decoding.words,
+                        logprobs=asked.wanted.decoding.logprobs,
+                        meta=transcripts.Meta(
+                            model=asked.model,
+                            language=heard.language,
+                            language_probability=heard.language_probability,
+                            duration=span.seconds,
+                            timings=transcripts.spent(total_s, audio.elapsed_ms, vad_ms, heard.timings, span.seconds),
+                        ),
+                    )
+                case _:
+                    assert_never(event)
 
 
-def _headers(transcript: Transcript, ignored: list[str]) -> Mapping[str, str]:
+async def _collected(events: AsyncGenerator[Progress | Segment | Transcript, None]) -> Transcript:
+    async with aclosing(events):
+        async for event in events:
+            if isinstance(event, Transcript):
+                return event
+    raise AssertionError("a transcription ends with a transcript or a failure")
+
+
+async def _told(
+    events: AsyncGenerator[Progress | Segment | Transcript, None], response_format: str
+) -> AsyncGenerator[Mapping[str, Any], None]:
+    """The stream's events."""
+    deltas = transcripts.Deltas()
+    async with aclosing(events):
+        async for event in events:
+            match event:
+                case Progress():
+                    yield transcripts.progress(event)
+                case Segment():
+                    if delta := deltas.add(event):
+                        yield delta
+                case Transcript():
+                    yield transcripts.done(event, response_format)
+                case _:
+                    assert_never(event)
+
+
+async def _first(told: AsyncGenerator[Mapping[str, Any], None]) -> Mapping[str, Any]:
+    return await anext(told)
+
+
+def _headers(model: str, ignored: list[str]) -> dict[str, str]:
+    """Those that are known before any work is done."""
+    headers = {"x-starling-model": quote(model, safe="/: "), "x-starling-ignored": forms.ignored_header(ignored)}
+    return {name: value for name, value in headers.items() if value is not None}
+
+
+def _measured(transcript: Transcript) -> dict[str, str]:
     meta = transcript.meta
-    headers = {
-        "x-starling-model": quote(meta.model, safe="/: "),
-        "x-starling-language": meta.language,
+    language = {"x-starling-language": meta.language} if meta.language is not None else {}
+    return language | {
         "x-starling-duration": str(meta.duration),
         "x-starling-timings": msgspec.json.encode(meta.timings).decode(),
-        "x-starling-ignored": forms.ignored_header(ignored),
     }
-    return {name: value for name, value in headers.items() if value is not None}

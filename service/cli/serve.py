@@ -118,7 +118,7 @@ async def _serve(config: Config, listening: socket.socket, url: str, *, until_eo
                 limit.reschedule(loop.time() + 2 * config.grace + SHUTDOWN_S)
 
             async with asyncio.TaskGroup() as group:
-                announcing = group.create_task(announce(app.state.workers, url))
+                announcing = group.create_task(announce(app.state.workers.resident, url))
                 served: Any = Closing(app, over)  # Starlette's and Hypercorn's words for the same ASGI types differ.
                 await serve(served, _hypercorn(config, listening), shutdown_trigger=stopped, mode="asgi")
                 announcing.cancel()
@@ -143,16 +143,25 @@ class Closing:
             await self._app(scope, receive, send)
             return
 
-        async def unless_over() -> Message:
-            receiving, over = asyncio.ensure_future(receive()), asyncio.ensure_future(self._over.wait())
-            try:
-                await asyncio.wait((receiving, over), return_when=asyncio.FIRST_COMPLETED)
-                return receiving.result() if receiving.done() else {"type": "http.disconnect"}
-            finally:
-                receiving.cancel()
-                over.cancel()
+        over = asyncio.ensure_future(self._over.wait())
+        receiving: asyncio.Future[Message] | None = None
 
-        await self._app(scope, unless_over, send)
+        async def unless_over() -> Message:
+            nonlocal receiving
+            # It outlives a caller that gives up: what it had received, a disconnect say, is there for the next one.
+            receiving = receiving or asyncio.ensure_future(receive())
+            await asyncio.wait((receiving, over), return_when=asyncio.FIRST_COMPLETED)
+            if not receiving.done():
+                return {"type": "http.disconnect"}
+            message, receiving = receiving.result(), None
+            return message
+
+        try:
+            await self._app(scope, unless_over, send)
+        finally:
+            over.cancel()
+            if receiving is not None:
+                receiving.cancel()
 
 
 def _hypercorn(config: Config, listening: socket.socket) -> Hypercorn:

@@ -131,9 +131,16 @@ def test_ready_tells_the_worst(service: Scripted) -> None:
     assert [line["ready"] for line in reply.json["workers"]] == [False, False]
 
 
+def test_ready_waits_for_no_worker_that_starts_on_demand(service: Scripted) -> None:
+    service.oracle.failure = ModelNotConfigured("run `starling get x`")
+    reply = ask(service.app, "GET", "/ready")
+    assert (reply.status, [line["name"] for line in reply.json["workers"]]) == (200, ["media", "whisper"])
+
+
 def test_stats_tell_what_the_house_does(service: Scripted) -> None:
     body = ask(service.app, "GET", "/stats").json
-    assert [(line["name"], line["state"]) for line in body["workers"]] == [("media", "ready"), ("whisper", "ready")]
+    states = {line["name"]: line["state"] for line in body["workers"]}
+    assert states == {"media": "ready", "whisper": "ready", "oracle": "idle"}
     assert set(body["workers"][0]) == {"name", "pid", "state", "rss_bytes", "restarts", "queued", "running"}
     assert body["queue"] == {"limit": 64, "queued": 0, "running": 0}
     assert (body["backend"]["name"], body["blas"], body["model"]["id"]) == ("cpu", "OpenBLAS 0.3", "whisper-base")
@@ -166,7 +173,7 @@ def test_lifespan_does_not_wait_for_the_workers(tmp_path: Path) -> None:
             assert exchange.reply().json == {"status": "ok"}
             async with opened(app, "GET", "/stats") as exchange:
                 exchange.send(b"", more=False)
-            assert [line["name"] for line in exchange.reply().json["workers"]] == ["media", "whisper"]
+            assert [line["name"] for line in exchange.reply().json["workers"]] == ["media", "whisper", "oracle"]
         assert [file.name for file in (tmp_path / "spool").iterdir()] == [".lock"]
 
     asyncio.run(main())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from protocol.errors import InvalidValue, UnsupportedTask, UnsupportedValue
@@ -26,7 +27,7 @@ def from_json(**members: Any) -> requests.TranscriptRequest:
 
 def test_nothing_asked_is_the_protocols_defaults() -> None:
     request = form()
-    assert request.decoding == Decoding()
+    assert request.decoding == Decoding(silence_rule=True)
     assert (request.model, request.response_format, request.stream) == ("", "json", False)
 
 
@@ -76,6 +77,13 @@ def test_the_rest_reaches_the_decoder() -> None:
         ("length_penalty", "0.5"),
         ("condition_on_previous_text", "no"),
         ("without_timestamps", "1"),
+        ("beam_size", "5"),
+        ("patience", "1.5"),
+        ("audio_ctx", "auto"),
+        ("hallucination_silence_threshold", "2"),
+        ("timestamp_granularities[]", "word"),
+        ("response_format", "verbose_json"),
+        ("include[]", "logprobs"),
     ).decoding
     assert decoding == Decoding(
         prompt="Names: Ada",
@@ -83,7 +91,37 @@ def test_the_rest_reaches_the_decoder() -> None:
         length_penalty=0.5,
         condition_on_previous_text=False,
         without_timestamps=True,
+        beam_size=5,
+        patience=1.5,
+        audio_ctx="auto",
+        hallucination_silence_threshold=2.0,
+        words=True,
+        logprobs=True,
+        silence_rule=True,
     )
+
+
+@pytest.mark.parametrize(("value", "means"), [("64", 64), ("1500", 1500), ("auto", "auto"), ("", 1500)])
+def test_audio_ctx_is_a_number_of_frames_or_auto(value: str, means: object) -> None:
+    assert form(("audio_ctx", value)).decoding.audio_ctx == means
+
+
+def test_the_oracle_knows_no_silence_rule() -> None:
+    assert form(("faithful", "true")).decoding == Decoding()
+
+
+def test_beams_at_zero_and_samples_above() -> None:
+    request = form(("beam_size", "16"), ("temperature", "0,0.4"))
+    assert (request.decoding.beam_size, request.decoding.temperature) == (16, (0.0, 0.4))
+    assert form(("beam_size", "2")).decoding.temperature == TEMPERATURES
+    assert form(("beam_size", "2"), ("temperature", "0")).decoding.temperature == TEMPERATURES
+
+
+@pytest.mark.parametrize("name", ["words", "logprobs", "silence_rule", "seed", "seed[]"])
+def test_what_is_only_between_service_and_worker_is_unknown_to_clients(name: str) -> None:
+    request, ignored = requests.parse(Given((Entry("x", "1"), Entry(name, "7"), Entry("y", "1")), form=True))
+    assert request.decoding == form().decoding
+    assert ignored == ["x", name, "y"]
 
 
 @pytest.mark.parametrize(
@@ -114,6 +152,7 @@ def test_the_rest_reaches_the_decoder() -> None:
         ("compression_ratio_threshold", "0"),
         ("without_timestamps", "on!"),
         ("hallucination_silence_threshold", "-1"),
+        ("hallucination_silence_threshold", "inf"),
         ("vad", "si"),
         ("vad_threshold", "0"),
         ("vad_threshold", "1"),
@@ -126,6 +165,8 @@ def test_the_rest_reaches_the_decoder() -> None:
         ("chunking_strategy[type]", "client_vad"),
         ("audio_ctx", "63"),
         ("audio_ctx", "1501"),
+        ("audio_ctx", "full"),
+        ("audio_ctx", "100.5"),
         ("include[]", "tokens"),
         ("faithful", "perhaps"),
     ],
@@ -149,7 +190,12 @@ def test_the_message_says_field_value_and_what_is_allowed() -> None:
         ([("language", "de"), ("languages[]", "en")], "languages"),
         ([("timestamp_granularities[]", "word")], "timestamp_granularities"),
         ([("timestamp_granularities[]", "word"), ("response_format", "srt")], "timestamp_granularities"),
+        ([("hallucination_silence_threshold", "2")], "hallucination_silence_threshold"),
+        ([("hallucination_silence_threshold", "0"), ("stream", "true")], "hallucination_silence_threshold"),
+        ([("include[]", "logprobs"), ("response_format", "srt")], "include"),
+        ([("include[]", "logprobs"), ("response_format", "text")], "include"),
         ([("temperature", "0.5"), ("beam_size", "2")], "beam_size"),
+        ([("temperature", "0.5,0"), ("beam_size", "2")], "beam_size"),
         ([("faithful", "true"), ("beam_size", "2")], "beam_size"),
         ([("faithful", "true"), ("patience", "2")], "patience"),
         ([("faithful", "true"), ("audio_ctx", "auto")], "audio_ctx"),
@@ -167,8 +213,6 @@ def test_fields_that_exclude_each_other(pairs: list[tuple[str, str]], param: str
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("stream", "true"),
-        ("stream", "1"),
         ("vad", "true"),
         ("vad_threshold", "0.6"),
         ("vad_min_speech_ms", "100"),
@@ -176,15 +220,9 @@ def test_fields_that_exclude_each_other(pairs: list[tuple[str, str]], param: str
         ("vocabulary", "Ada"),
         ("keywords[]", "Ada"),
         ("hotwords", "Ada"),
-        ("beam_size", "2"),
-        ("patience", "2"),
-        ("audio_ctx", "auto"),
-        ("audio_ctx", "512"),
-        ("hallucination_silence_threshold", "2"),
         ("chunking_strategy", "auto"),
         ("chunking_strategy[type]", "server_vad"),
         ("chunking_strategy", '{"type":"server_vad"}'),
-        ("include[]", "logprobs"),
         ("response_format", "diarized_json"),
         ("known_speaker_names[]", "Ada"),
         ("known_speaker_references[]", "data:audio/wav;base64,AAAA"),
@@ -196,14 +234,21 @@ def test_what_is_not_there_yet_is_refused_and_never_ignored(name: str, value: st
     assert caught.value.param == name.split("[")[0]
 
 
-def test_words_are_not_there_yet() -> None:
-    with pytest.raises(UnsupportedValue, match=r"^timestamp_granularities word is not yet supported$"):
-        form(("timestamp_granularities[]", "word"), ("response_format", "verbose_json"))
+@pytest.mark.parametrize(
+    "pairs",
+    [
+        [("response_format", "verbose_json")],
+        [("stream", "true")],
+        [("stream", "true"), ("response_format", "srt"), ("include[]", "logprobs")],
+    ],
+)
+def test_words_may_be_asked_for_where_there_is_room(pairs: list[tuple[str, str]]) -> None:
+    assert form(("timestamp_granularities[]", "segment"), ("timestamp_granularities[]", "word"), *pairs).decoding.words
 
 
 def test_wrong_comes_before_unsupported() -> None:
     with pytest.raises(InvalidValue, match=r"^temperature must be"):
-        form(("stream", "true"), ("response_format", "diarized_json"), ("temperature", "hot"))
+        form(("vad", "true"), ("response_format", "diarized_json"), ("temperature", "hot"))
 
 
 @pytest.mark.parametrize(
@@ -226,7 +271,7 @@ def test_wrong_comes_before_unsupported() -> None:
     ],
 )
 def test_the_default_may_be_said_aloud(name: str, value: str) -> None:
-    assert form((name, value)).decoding == Decoding()
+    assert msgspec.structs.replace(form((name, value)).decoding, silence_rule=False) == Decoding()
 
 
 def test_every_field_may_be_null_alone_or_all_at_once() -> None:

@@ -3,24 +3,36 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
 import pytest
 
-from protocol.events import Segment, Timings
+from protocol.events import Progress, Segment, Timings, TokenLogprob, Word
 from protocol.jobs import Task
 from service import transcripts
-from service.transcripts import FORMATS, Meta, Transcript
+from service.transcripts import FORMATS, Deltas, Meta, Timeline, Transcript
 
-SPENT = transcripts.spent(0.5, 100.0, Timings(mel=10.0, encode=20.0, decode=300.0, align=0.0), 10.0)
+SPENT = transcripts.spent(0.5, 100.0, 0.0, Timings(mel=10.0, encode=20.0, decode=300.0, align=0.0), 10.0)
 
 
-def transcript(*raw: Any, duration: float = 10.0, task: Task = "transcribe", language: str | None = "en") -> Transcript:
-    """From [start, end, text] triples."""
-    segments = [Segment(start, end, text, (1, 2), 0, 0.0, -0.5, 1.2, 0.1) for start, end, text in raw]
+def said(start: float, end: float, text: str, **more: Any) -> Segment:
+    return Segment(start, end, text, (1, 2), 0, 0.0, -0.5, 1.2, 0.1, **more)
+
+
+def settled(segments: Iterable[Segment], duration: float) -> tuple[Segment, ...]:
+    timeline = Timeline(duration)
+    return tuple(timeline.settle(segment) for segment in segments)
+
+
+def transcript(
+    *raw: Any, duration: float = 10.0, task: Task = "transcribe", language: str | None = "en", **more: Any
+) -> Transcript:
+    """From segments or [start, end, text] triples."""
+    segments = [each if isinstance(each, Segment) else said(*each) for each in raw]
     meta = Meta(model="m", language=language, language_probability=None, duration=duration, timings=SPENT)
-    return Transcript(task=task, segments=transcripts.ordered(segments, duration), meta=meta)
+    return Transcript(task=task, segments=settled(segments, duration), meta=meta, **more)
 
 
 def written(name: str, *raw: Any, **more: Any) -> str:
@@ -190,8 +202,8 @@ def test_overlapping_cues_are_told_apart() -> None:
 
 
 def test_time_that_no_worker_worked_was_spent_waiting() -> None:
-    spent = transcripts.spent(2.0, 500.0, Timings(decode=250.0), 4.0)
-    assert (spent.queue, spent.total, spent.rtf) == (1250.0, 2000.0, 0.5)
+    spent = transcripts.spent(2.0, 500.0, 50.0, Timings(decode=250.0), 4.0)
+    assert (spent.queue, spent.vad, spent.total, spent.rtf) == (1200.0, 50.0, 2000.0, 0.5)
 
 
 def test_content_types() -> None:
@@ -206,5 +218,142 @@ def test_content_types() -> None:
 
 def test_a_segment_keeps_what_is_not_about_time() -> None:
     before = Segment(1.0, 2.0, " x", (7,), 300, 0.4, -0.1, 1.1, 0.2)
-    (after,) = transcripts.ordered([before], 30.0)
+    (after,) = settled([before], 30.0)
     assert msgspec.structs.astuple(after) == msgspec.structs.astuple(before)
+
+
+# ------------------------------------------------------------------------------------------- words and tokens
+
+
+def word(text: str, start: float, end: float) -> Word:
+    return Word(text, start, end, 0.5)
+
+
+def times(segment: Segment) -> list[tuple[str, float, float]]:
+    return [(each.word, each.start, each.end) for each in segment.words or ()]
+
+
+def test_words_stay_within_their_segment_and_never_go_back() -> None:
+    words = (word(" a", -1.0, 0.4), word(" b", 0.3, 0.9), word(" c", 0.9, 0.2), word(" d", 1.8, 7.0))
+    first, second = transcript(
+        said(0.0, 2.0, " a b c d", words=words), said(1.5, 30.0, " e", words=(word(" e", 1.6, 31.0),)), duration=4.0
+    ).segments
+    assert times(first) == [(" a", 0.0, 0.4), (" b", 0.4, 0.9), (" c", 0.9, 0.9), (" d", 1.8, 2.0)]
+    assert (second.start, second.end, times(second)) == (2.0, 4.0, [(" e", 2.0, 4.0)])
+
+
+def test_words_joined_are_the_segment_s_text_without_half_characters() -> None:
+    words = (word(" 日\ufffd", 0.0, 0.5), word("\ufffd", 0.5, 0.6), word("本", 0.6, 0.9))
+    (segment,) = transcript(said(0.0, 1.0, " 日\ufffd\ufffd本", words=words)).segments
+    assert times(segment) == [(" 日", 0.0, 0.5), ("本", 0.6, 0.9)]
+    assert "".join(each.word for each in segment.words or ()) == segment.text
+
+
+def test_verbose_json_has_words_twice_when_they_were_asked_for() -> None:
+    given = (said(0, 1, " Hi", words=(word(" Hi", 0.1, 0.9),)), said(1, 2, " you", words=(word(" you", 1.0, 1.5),)))
+    body = json.loads(written("verbose_json", *given, words=True))
+    hi = {"word": " Hi", "start": 0.1, "end": 0.9, "probability": 0.5}
+    you = {"word": " you", "start": 1.0, "end": 1.5, "probability": 0.5}
+    assert body["words"] == [hi, you]
+    assert [segment["words"] for segment in body["segments"]] == [[hi], [you]]
+    assert json.loads(written("verbose_json", words=True))["words"] == []
+
+
+def test_no_words_are_told_that_were_not_asked_for() -> None:
+    body = json.loads(written("verbose_json", [0, 1, " Hi"]))
+    assert "words" not in body
+    assert "words" not in body["segments"][0]
+
+
+TOKENS = (TokenLogprob(" H\ufffd", b" H\xc3", -0.25), TokenLogprob("\ufffd", b"\xa9", -1.5))
+TOLD = [
+    {"token": " H\ufffd", "logprob": -0.25, "bytes": [32, 72, 195]},
+    {"token": "\ufffd", "logprob": -1.5, "bytes": [169]},
+]
+
+
+@pytest.mark.parametrize("name", ["json", "verbose_json"])
+def test_token_log_probabilities_are_told_as_the_official_api_does(name: str) -> None:
+    given = (said(0, 1, " Hé", logprobs=TOKENS[:1]), said(1, 2, "", logprobs=TOKENS[1:]))
+    assert json.loads(written(name, *given, logprobs=True))["logprobs"] == TOLD
+    assert json.loads(written(name, logprobs=True))["logprobs"] == []
+    assert "logprobs" not in json.loads(written(name, [0, 1, " Hé"]))
+
+
+# ------------------------------------------------------------------------------------------------- streams
+
+
+def deltas(whole: Transcript) -> list[Any]:
+    adding = Deltas()
+    return [delta for segment in whole.segments if (delta := adding.add(segment))]
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [
+        [" And so", " my fellow", " Americans."],
+        ["And so"],
+        ["  And", " so  ", "", "   ", " my ", "\n"],
+        [" ", "", " And", "so"],
+        ["日本", "語"],
+        [" \u3000", "\u3000日 ", "\ufeff", " \ufffd本\u2028"],
+        [],
+        [" ", "  "],
+    ],
+)
+def test_deltas_joined_are_the_text(texts: list[str]) -> None:
+    whole = transcript(*([number, number + 1, text] for number, text in enumerate(texts)))
+    told = [delta["delta"] for delta in deltas(whole)]
+    assert "".join(told) == whole.text
+    assert all(told)
+    assert not told or told[0] == told[0].lstrip()
+
+
+def test_a_delta_has_its_segment_s_number_and_times_and_what_was_asked_for() -> None:
+    whole = transcript([0, 1, " "], said(1, 2, " Hé", words=(word(" Hé", 1.0, 1.5),), logprobs=TOKENS), [2, 3, " you"])
+    assert json.loads(msgspec.json.encode(deltas(whole))) == [
+        {
+            "type": "transcript.text.delta",
+            "delta": "Hé",
+            "segment": {
+                "id": 1,
+                "start": 1.0,
+                "end": 2.0,
+                "words": [{"word": " Hé", "start": 1.0, "end": 1.5, "probability": 0.5}],
+            },
+            "logprobs": TOLD,
+        },
+        {"type": "transcript.text.delta", "delta": " you", "segment": {"id": 2, "start": 2.0, "end": 3.0}},
+    ]
+
+
+def test_progress_is_told_in_seconds() -> None:
+    assert transcripts.progress(Progress(29.98, 60.0)) == {"type": "transcript.progress", "done": 29.98, "total": 60.0}
+
+
+def test_done_has_the_members_of_json() -> None:
+    whole = transcript([0, 1, " Hello"])
+    members = transcripts.done(whole, "json")
+    assert members.pop("type") == "transcript.text.done"
+    assert msgspec.json.encode(members) == FORMATS["json"].write(whole)
+
+
+def test_done_has_the_members_of_verbose_json() -> None:
+    whole = transcript(said(0, 1, " Hello", words=()), words=True)
+    members = transcripts.done(whole, "verbose_json")
+    assert members.pop("type") == "transcript.text.done"
+    assert msgspec.json.encode(members) == FORMATS["verbose_json"].write(whole)
+
+
+@pytest.mark.parametrize(
+    ("name", "body"),
+    [
+        ("text", "Hello\n"),
+        ("srt", "1\n00:00:00,000 --> 00:00:01,000\nHello\n"),
+        ("vtt", "WEBVTT\n\n00:00:00.000 --> 00:00:01.000\nHello\n"),
+    ],
+)
+def test_done_has_the_body_in_the_other_formats(name: str, body: str) -> None:
+    members = transcripts.done(transcript([0, 1, " Hello"]), name)
+    assert (members["text"], members["body"]) == ("Hello", body)
+    assert set(members) == {"type", "text", "usage", "starling", "body"}

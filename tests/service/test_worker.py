@@ -26,8 +26,8 @@ from protocol.errors import (
     WorkerCrashed,
     WorkerStarting,
 )
-from protocol.events import Decoded, Event, Loading, Progress, Ready, Segment
-from protocol.jobs import Decode
+from protocol.events import Decoded, Doubt, Event, Loading, Progress, Ready, Segment
+from protocol.jobs import Decode, DetectSpeech, Heard, Job, Pcm
 from protocol.settings import MediaSettings
 from service.supervision import Timing
 from service.worker import Pool, ProcessStats
@@ -66,7 +66,11 @@ async def pool(*options: str, **settings: Any) -> AsyncIterator[Pool]:
 
 
 async def run(worker: Pool, source: str) -> list[Event]:
-    return [event async for event in worker.run(Decode(source=source, target=""))]
+    return await drained(worker, Decode(source=source, target=""))
+
+
+async def drained(worker: Pool, job: Job) -> list[Event]:
+    return [event async for event in worker.run(job)]
 
 
 async def samples(worker: Pool, source: str) -> int:
@@ -220,6 +224,129 @@ async def test_a_reader_that_stops_reading_loses_its_job_and_no_memory() -> None
                 assert rest == []
         assert await samples(worker, "count:2") == 2
         assert restarts(worker) == 0
+
+
+# --- doubts ----------------------------------------------------------------------------------------------------------
+
+
+async def test_an_answer_goes_down_to_the_job_that_asked() -> None:
+    async with (
+        pool(processes=2) as worker,
+        begun(worker, "hold"),
+        aclosing(worker.run(Decode(source="doubt:3", target=""))) as events,
+    ):
+        assert await anext(events) == Doubt(0, 1)
+        assert await events.asend(Heard(speech=True)) == Doubt(1, 2)
+        assert await events.asend(Heard(speech=False)) == Doubt(2, 3)
+        end = await events.asend(Heard(speech=True))
+        assert isinstance(end, Decoded)
+        assert end.samples == 2
+
+
+async def test_who_reads_on_without_an_answer_says_that_there_is_speech() -> None:
+    async with pool() as worker:
+        assert await samples(worker, "doubt:3") == 3
+
+
+async def test_waiting_for_an_answer_is_no_stall_but_silence_after_it_is() -> None:
+    async with (
+        pool("capacity=1", stall=0.3) as worker,
+        aclosing(worker.run(Decode(source="doubt:1", target=""))) as events,
+    ):
+        await anext(events)
+        pid = worker.stats()[0].pid
+        await asyncio.sleep(0.6)
+        assert isinstance(await events.asend(Heard(speech=False)), Decoded)
+        assert await samples(worker, "pid") == pid
+        assert isinstance(await failure(worker, "hold"), WorkerCrashed)
+
+
+async def test_leaving_a_job_in_doubt_frees_its_room() -> None:
+    async with pool("capacity=1") as worker:
+        async with aclosing(worker.run(Decode(source="doubt:2", target=""))) as events:
+            await anext(events)
+        assert await samples(worker, "count:1") == 1
+        assert restarts(worker) == 0
+
+
+async def test_a_crash_during_a_doubt_ends_its_job_alone(tmp_path: Path) -> None:
+    async with pool("capacity=2") as worker, aclosing(worker.run(Decode(source="doubt:2", target=""))) as events:
+        await anext(events)
+        assert isinstance(await failure(worker, "crash"), WorkerCrashed)
+        with pytest.raises(WorkerCrashed):
+            await events.asend(Heard(speech=True))
+        assert await samples(worker, "count:1") == 1
+
+
+async def test_what_a_running_job_waits_for_goes_before_what_came_first(tmp_path: Path) -> None:
+    gate = fifo(tmp_path)
+    async with pool("capacity=1") as worker, begun(worker, f"fifo:{gate}"):
+        upload = asyncio.create_task(run(worker, "hold"))
+        await until_waiting(worker, 1)
+        looking = asyncio.create_task(drained(worker, DetectSpeech(Pcm("", 0, 1))))
+        await until_waiting(worker, 2)
+        gate.write_bytes(b"")
+        # The counter knows no such job: that it says so shows that it got it first.
+        with pytest.raises(InternalError):
+            await looking
+        assert not upload.done()
+        upload.cancel()
+        await asyncio.wait([upload])
+
+
+# --- on demand -------------------------------------------------------------------------------------------------------
+
+
+async def test_on_demand_there_is_no_process_before_the_first_job() -> None:
+    async with pool(timing=Timing(idle_end=NEVER)) as worker:
+        await asyncio.sleep(0.1)
+        assert (worker.stats()[0].state, worker.stats()[0].pid, worker.failure) == ("idle", None, None)
+        assert await samples(worker, "count:3") == 3
+        assert worker.stats()[0].state == "ready"
+
+
+async def test_on_demand_a_process_ends_when_nobody_has_needed_it_for_long(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    async with pool(f"log={log}", timing=Timing(idle_end=0.2)) as worker:
+        for _ in range(2):
+            pid = await samples(worker, "pid")
+            await until(lambda: worker.stats()[0].state == "idle")
+            assert not psutil.pid_exists(pid)
+        assert restarts(worker) == 0
+    assert len(log.read_text().splitlines()) == 2
+
+
+async def test_on_demand_a_job_in_hand_keeps_its_process() -> None:
+    async with pool(timing=Timing(idle_end=0.1)) as worker, begun(worker, "hold"):
+        pid = worker.stats()[0].pid
+        await asyncio.sleep(0.4)
+        assert await samples(worker, "pid") == pid
+
+
+async def test_on_demand_a_job_that_comes_as_its_process_ends_gets_the_next(tmp_path: Path) -> None:
+    """Jobs at all moments around the end; each is answered."""
+    async with pool(timing=Timing(idle_end=0.05)) as worker:
+        for delay in range(20):
+            assert await samples(worker, "count:2") == 2
+            await asyncio.sleep(0.04 + delay * 0.001)
+        assert worker.failure is None
+
+
+async def test_on_demand_a_cancelled_blocking_job_starts_nothing_by_itself(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    async with pool("blocking", "capacity=1", f"log={log}", timing=Timing(idle_end=NEVER)) as worker:
+        async with begun(worker, "hang"):
+            pass
+        await until(lambda: worker.stats()[0].state == "idle")
+        assert len(log.read_text().splitlines()) == 1
+        assert await samples(worker, "count:1") == 1
+
+
+async def test_on_demand_what_cannot_start_says_so() -> None:
+    async with pool("refuse", timing=Timing(idle_end=NEVER)) as worker:
+        assert worker.failure is None
+        assert isinstance(await failure(worker, "count:1"), ModelNotConfigured)
+        assert worker.stats()[0].state == "broken"
 
 
 # --- start -----------------------------------------------------------------------------------------------------------

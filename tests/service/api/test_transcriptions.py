@@ -12,11 +12,22 @@ from typing import Any
 
 import pytest
 
-from protocol.errors import Failure, ModelNotConfigured, QueueFull, UndecodableAudio, WorkerCrashed
-from protocol.events import Decoded, Model, Progress, Segment, Timings, Transcribed
-from protocol.jobs import Decode, Pcm, Transcribe
-from tests.asgi import FORM, JSON, ask, multipart, opened
-from tests.scripted import HEARD, WAV, Scripted, scripted
+from protocol.errors import Failure, InternalError, ModelNotConfigured, QueueFull, UndecodableAudio, WorkerCrashed
+from protocol.events import (
+    Decoded,
+    Doubt,
+    Model,
+    Progress,
+    Segment,
+    Speech,
+    Timings,
+    TokenLogprob,
+    Transcribed,
+    Word,
+)
+from protocol.jobs import Decode, Decoding, DetectSpeech, Heard, Pcm, Span, Transcribe
+from tests.asgi import FORM, JSON, ask, multipart, opened, told
+from tests.scripted import HEARD, SEGMENTS, WAV, Scripted, scripted
 
 URL = "/v1/audio/transcriptions"
 TEXT = "And so my fellow Americans ask not."
@@ -373,6 +384,106 @@ def test_json_that_is_wrong_is_refused(service: Scripted, members: Any, code: st
 )
 def test_what_is_no_json_object_is_refused(service: Scripted, body: bytes) -> None:
     assert post_json(service, body).error == (400, "invalid_request", None)
+
+
+# ------------------------------------------------------------------------------------------------------ doubts
+
+
+def in_doubt(service: Scripted, found: list[Any]) -> None:
+    """The speech worker asks about 1.5 s to 3.25 s and about all to the end; the media worker's answers are `found`."""
+    answers = iter(found)
+    service.media._script = {
+        Decode: [Decoded(samples=72_000, decoder="soundfile", container="WAV", elapsed_ms=7.0)],
+        DetectSpeech: lambda job: [Progress(0, 1), next(answers)],
+    }
+    service.whisper._script = {Transcribe: [Doubt(1.5, 3.25), *SEGMENTS, Doubt(3.25, 4.51), HEARD]}
+
+
+def test_a_doubt_is_settled_by_looking_for_speech_in_that_part_of_the_audio(service: Scripted) -> None:
+    in_doubt(service, [Speech((Span(0, 900),), 12.5), Speech((), 7.25)])
+    meta = service.post().json["starling"]
+    decoded, *looked = service.media.jobs
+    assert isinstance(decoded, Decode)
+    assert looked == [
+        DetectSpeech(Pcm(decoded.target, 24_000, 52_000)),
+        DetectSpeech(Pcm(decoded.target, 52_000, 72_000)),
+    ]
+    assert service.whisper.heard == [Heard(speech=True), Heard(speech=False)]
+    assert meta["timings"]["vad"] == 19.8
+
+
+@pytest.mark.parametrize("failure", [QueueFull("too many"), WorkerCrashed("it crashed"), InternalError("no")])
+def test_where_nobody_can_look_there_is_speech_so_that_no_text_is_lost(service: Scripted, failure: Failure) -> None:
+    in_doubt(service, [failure, Speech((), 1.0)])
+    reply = service.post()
+    assert (reply.status, reply.json["text"]) == (200, TEXT)
+    assert service.whisper.heard == [Heard(speech=True), Heard(speech=False)]
+
+
+def test_a_stream_s_doubts_are_settled_too(service: Scripted) -> None:
+    in_doubt(service, [Speech((), 1.0), Speech((), 2.0)])
+    events, _ = told(service.post(("stream", "true")).body)
+    assert service.whisper.heard == [Heard(speech=False)] * 2
+    assert events[-1].data["starling"]["timings"]["vad"] == 3.0
+
+
+def test_a_client_that_leaves_during_a_doubt_cancels_both_jobs(service: Scripted) -> None:
+    async def main() -> None:
+        begun = asyncio.Event()
+        in_doubt(service, [])
+        looking = {DetectSpeech: lambda job: begun.set() or [Progress(0, 1), asyncio.Event()]}
+        service.media._script = {**service.media._script, **looking}
+        async with opened(service.app, "POST", URL, FORM) as exchange:
+            exchange.send(multipart([("file", WAV, "a.wav")]), more=False)
+            await begun.wait()
+            exchange.leave()
+
+    asyncio.run(main())
+    assert (len(service.media.cancelled), len(service.whisper.cancelled)) == (1, 1)
+    assert isinstance(service.media.cancelled[0], DetectSpeech)
+
+
+# ---------------------------------------------------------------------------------------------------- faithful
+
+
+def test_faithful_is_the_oracle_s_work_without_our_silence_rule(service: Scripted) -> None:
+    reply = service.post(("faithful", "true"), ("best_of", "3"))
+    assert (reply.status, reply.json["text"]) == (200, TEXT)
+    assert service.whisper.jobs == []
+    (job,) = service.oracle.jobs
+    assert isinstance(job, Transcribe) and job.decoding == Decoding(best_of=3)
+    service.post()
+    assert service.decoding == Decoding(silence_rule=True)
+
+
+def test_an_oracle_that_cannot_be_had_concerns_faithful_requests_alone(service: Scripted) -> None:
+    service.oracle.failure = ModelNotConfigured("run `starling get x`", retry=False)
+    assert service.post(("faithful", "true")).error == (503, "model_not_configured", None)
+    assert service.post().status == 200
+    service.oracle.failure, service.whisper.failure = None, service.oracle.failure
+    assert service.post(("faithful", "true")).status == 200
+    assert service.post().error == (503, "model_not_configured", None)
+
+
+def test_a_faithful_stream_is_a_stream(service: Scripted) -> None:
+    events, _ = told(service.post(("faithful", "true"), ("stream", "true")).body)
+    assert [event.name for event in events][1:] == ["transcript.text.delta"] * 2 + ["transcript.text.done"]
+
+
+# -------------------------------------------------------------------------------------------- words and tokens
+
+
+def test_words_and_log_probabilities_are_asked_of_the_worker_and_told(tmp_path: Path) -> None:
+    words = (Word(" Hé", 0.1, 0.8, 0.9),)
+    spoken = Segment(0, 1, " Hé", (), 0, 0.0, -0.1, 1.0, 0.0, words, (TokenLogprob(" Hé", b" H\xc3\xa9", -0.5),))
+    with scripted(tmp_path, script=[spoken, HEARD]) as service:
+        fields = [("response_format", "verbose_json"), ("timestamp_granularities[]", "word"), ("include[]", "logprobs")]
+        body = service.post(*fields).json
+        assert (service.decoding.words, service.decoding.logprobs) == (True, True)
+    assert (
+        body["words"] == body["segments"][0]["words"] == [{"word": " Hé", "start": 0.1, "end": 0.8, "probability": 0.9}]
+    )
+    assert body["logprobs"] == [{"token": " Hé", "logprob": -0.5, "bytes": [32, 72, 195, 169]}]
 
 
 # ---------------------------------------------------------------------------------------------------- failures

@@ -1,0 +1,86 @@
+"""A streamed answer: one event after the other, comments while it is silent, an `error` event for a late failure.
+
+Knows server-sent events; knows no event's meaning. What the stream needs is released when it ends, however it ends.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import ExitStack, aclosing
+from typing import Any
+
+import msgspec
+from sse_starlette.event import ServerSentEvent
+from sse_starlette.sse import EventSourceResponse, SendTimeoutError
+from starlette.types import Receive, Scope, Send
+
+from protocol.errors import Failure, InternalError
+from service import errors
+
+Message = Mapping[str, Any]
+"""One event's data. Its `type` is also the event's name: some clients go by the one, some by the other."""
+
+log = logging.getLogger("starling.sse")
+
+END = "\n"
+_LINE_ENDS = str.maketrans({letter: f"\\u{ord(letter):04x}" for letter in "\x85\u2028\u2029"})
+"""JSON leaves them as they are, and clients that split text at every line end that Unicode knows would cut there."""
+
+
+class EventStream(EventSourceResponse):
+    """`first`, then `rest` to its end. A client that leaves, or reads nothing for `unread_s`, closes `rest`.
+
+    `first` was awaited before this was made, so that what is refused gets its status. `owned` is closed at the end.
+    """
+
+    def __init__(
+        self,
+        first: Message,
+        rest: AsyncGenerator[Message, None],
+        owned: ExitStack,
+        headers: Mapping[str, str],
+        *,
+        keepalive_s: float,
+        unread_s: float,
+    ) -> None:
+        super().__init__(
+            _written(first, rest),
+            headers=headers,
+            ping=keepalive_s,
+            ping_message_factory=lambda: ServerSentEvent(comment="still here", sep=END),
+            sep=END,
+            send_timeout=unread_s,
+        )
+        del self.headers["connection"]  # HTTP/2 forbids it, and HTTP/1.1 does not need it.
+        self._rest = rest
+        self._owned = owned
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._owned:
+            async with aclosing(self._rest):
+                try:
+                    await super().__call__(scope, receive, send)
+                except* SendTimeoutError:
+                    log.info("a client read nothing of its stream for %.3g s", self.send_timeout)
+
+
+async def _written(first: Message, rest: AsyncGenerator[Message, None]) -> AsyncGenerator[ServerSentEvent, None]:
+    try:
+        yield _event(first)
+        async for message in rest:
+            yield _event(message)
+    except Failure as failure:
+        yield _error(failure)
+    except Exception:
+        log.exception("a stream failed")
+        yield _error(InternalError("the server met an error of its own; its log has the details"))
+
+
+def _error(failure: Failure) -> ServerSentEvent:
+    return _event({"type": "error", "error": errors.body(failure)})
+
+
+def _event(message: Message) -> ServerSentEvent:
+    data = msgspec.json.encode(message).decode().translate(_LINE_ENDS)
+    return ServerSentEvent(data, event=message["type"], sep=END)
