@@ -18,7 +18,7 @@ from typing import Any, Final, assert_never
 
 from setproctitle import setproctitle
 
-from protocol.settings import MediaSettings, OracleSettings, Settings
+from protocol.settings import MediaSettings, OracleSettings, Settings, WhisperSettings
 from workers.loop import Engine, Report, serve
 
 
@@ -34,8 +34,14 @@ def _oracle(settings: OracleSettings, report: Report) -> Engine[Any]:
     return build(settings, report)
 
 
+def _whisper(settings: WhisperSettings, report: Report) -> Engine[Any]:
+    from workers.whisper.engine import build
+
+    return build(settings, report)
+
+
 ENGINES: Final[Mapping[type[Settings], Callable[[Any, Report], Engine[Any]]]] = MappingProxyType(
-    {MediaSettings: _media, OracleSettings: _oracle}
+    {MediaSettings: _media, WhisperSettings: _whisper, OracleSettings: _oracle}
 )
 
 
@@ -44,6 +50,8 @@ def title(settings: Settings) -> str:
     match settings:
         case MediaSettings():
             return "starling: media"
+        case WhisperSettings():
+            return f"starling: whisper {PurePath(settings.model).name}"
         case OracleSettings():
             return f"starling: oracle {PurePath(settings.model).name}"
         case _:

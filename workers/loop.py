@@ -6,7 +6,10 @@ Two threads: a reader that turns frames into an Inbox, and the main thread, whic
     a garbled frame             the process ends with status 1
     Failure out of admit        that job is refused
     any other error in admit    logged; that job fails with internal_error, the others go on
-    any error in step, cancel   the engine's state is unknown: all its jobs fail with internal_error, the process ends
+    any error in step, cancel,
+    answer                      the engine's state is unknown: all its jobs fail with internal_error, the process ends
+    Heard                       goes to the job that asked; for one that is unknown or over, nowhere
+    steps without an answer     now and then a Progress for job 0 says that the process is alive
     Cancel                      answered by Failed(request_cancelled); for a job inside a blocking step the process
                                 ends with wire.CANCELLED_EXIT instead
 """
@@ -18,13 +21,14 @@ import queue
 import socket
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterable
 from typing import Any, BinaryIO, Generic, NoReturn, Protocol, TypeVar
 
 from protocol.errors import Failure, InternalError, RequestCancelled
-from protocol.events import TERMINAL, Event, Failed, FromWorker, Loading, Ready
-from protocol.jobs import Cancel, Job, ToWorker
+from protocol.events import TERMINAL, Event, Failed, FromWorker, Loading, Progress, Ready
+from protocol.jobs import Cancel, Heard, Job, ToWorker
 from protocol.settings import Settings
 from protocol.wire import CANCELLED_EXIT, Codec, FrameError, frame
 
@@ -34,6 +38,9 @@ Emit = Callable[[Event], None]
 Send = Callable[[tuple[int, FromWorker]], None]
 Report = Callable[[Loading], None]
 """Says what loading is at. Any thread may call it."""
+
+LIFE_S = 5.0
+"""Seconds without an answer after which a step is followed by a sign of life: a window may take hundreds of steps."""
 
 H = TypeVar("H")
 """Whatever the engine calls a job that it has admitted."""
@@ -58,6 +65,9 @@ class Engine(Protocol[H]):
 
     def cancel(self, handle: H) -> None:
         """Forget a job. Idempotent; after its end too."""
+
+    def answer(self, handle: H, heard: Heard) -> None:
+        """Answer the oldest Doubt of a job that has not ended. An engine that never doubts has nothing to do."""
 
     def step(self) -> None:
         """Do a little work for the admitted jobs and emit what came of it.
@@ -124,10 +134,12 @@ class Inbox:
 class _Desk(Generic[H]):
     """The jobs that the engine holds, and who gets which answer."""
 
-    def __init__(self, engine: Engine[H], inbox: Inbox, send: Send) -> None:
+    def __init__(self, engine: Engine[H], inbox: Inbox, send: Send, life_s: float) -> None:
         self._engine = engine
         self._inbox = inbox
-        self._send = send
+        self._pipe = send
+        self._life_s = life_s
+        self._sent_at = time.monotonic()
         self._open: set[int] = set()
         self._handles: dict[int, H] = {}
 
@@ -159,6 +171,10 @@ class _Desk(Generic[H]):
             self._engine.cancel(self._handles[job])
             self.emit(job, failed(RequestCancelled("the request was cancelled")))
 
+    def answer(self, job: int, heard: Heard) -> None:
+        if job in self._open:
+            self._engine.answer(self._handles[job], heard)
+
     def step(self) -> None:
         if not self._inbox.begin_step(self._handles if self._engine.blocking else ()):
             return
@@ -166,6 +182,12 @@ class _Desk(Generic[H]):
             self._engine.step()
         finally:
             self._inbox.end_step()
+        if time.monotonic() - self._sent_at > self._life_s:
+            self._send((0, Progress(done=0, total=0)))
+
+    def _send(self, answer: tuple[int, FromWorker]) -> None:
+        self._sent_at = time.monotonic()
+        self._pipe(answer)
 
     def fail_all(self) -> None:
         """Also says, as job 0, that the process is about to end, so that it gets no more jobs."""
@@ -174,9 +196,9 @@ class _Desk(Generic[H]):
             self.emit(job, failed(_internal_error()))
 
 
-def run(engine: Engine[H], inbox: Inbox, send: Send) -> None:
-    """Serve until the inbox ends. What `step` or `cancel` raises fails all jobs and is raised again."""
-    desk = _Desk(engine, inbox, send)
+def run(engine: Engine[H], inbox: Inbox, send: Send, life_s: float = LIFE_S) -> None:
+    """Serve until the inbox ends. What `step`, `cancel` or `answer` raises fails all jobs and is raised again."""
+    desk = _Desk(engine, inbox, send, life_s)
     try:
         while True:
             try:
@@ -188,6 +210,8 @@ def run(engine: Engine[H], inbox: Inbox, send: Send) -> None:
                     desk.step()
                 case (job, Cancel()):
                     desk.cancel(job)
+                case (job, Heard() as heard):
+                    desk.answer(job, heard)
                 case (job, message):
                     desk.admit(job, message)
     except Exception:

@@ -17,8 +17,8 @@ import pytest
 import workers.__main__ as main
 from protocol.errors import InvalidValue, Kind
 from protocol.events import Decoded, Failed, FromWorker, Loading, Progress, Ready
-from protocol.jobs import Cancel, Decode, Job
-from protocol.settings import MediaSettings, OracleSettings, Settings
+from protocol.jobs import Cancel, Decode, Heard, Job
+from protocol.settings import MediaSettings, OracleSettings, Settings, WhisperSettings
 from protocol.wire import Codec, frame
 from workers.loop import Emit, Inbox, run
 
@@ -62,6 +62,9 @@ class Scripted:
         self.did.append(f"cancel {handle}")
         self._jobs = [job for job in self._jobs if job[0] != handle]
 
+    def answer(self, handle: str, heard: Heard) -> None:
+        self.did.append(f"answer {handle} {heard.speech}")
+
     def step(self) -> None:
         name, emit = self._jobs.pop(0)
         self.did.append(f"step {name}")
@@ -74,7 +77,7 @@ def decode(source: str) -> Decode:
     return Decode(source=source, target="")
 
 
-def answers(engine: Scripted, *frames: tuple[int, Job | Cancel]) -> list[tuple[int, FromWorker]]:
+def answers(engine: Scripted, *frames: tuple[int, Job | Heard | Cancel]) -> list[tuple[int, FromWorker]]:
     """What the loop sends when these frames are all there from the start."""
     inbox, sent = Inbox(), list[tuple[int, FromWorker]]()
     for each in frames:
@@ -118,6 +121,22 @@ def test_a_bug_in_a_step_fails_all_jobs_says_that_the_end_is_near_and_is_raised(
     assert sent == [(0, INTERNAL), (1, INTERNAL), (2, INTERNAL)]
 
 
+def test_steps_that_answer_nothing_are_followed_by_a_sign_of_life() -> None:
+    def pause() -> None:
+        time.sleep(0.05)
+        if not engine.busy:
+            inbox.close()
+
+    engine, inbox, sent = Scripted(within=pause), Inbox(), list[tuple[int, FromWorker]]()
+    inbox.put(1, decode("a"))
+    inbox.put(2, decode("b"))
+    engine._jobs.insert(0, ("silent", lambda event: None))
+    engine._jobs.insert(1, ("silent", lambda event: None))
+    run(engine, inbox, sent.append, life_s=0.08)
+    # The first step came too early for it, and the answers of the last two are life enough.
+    assert sent == [(0, Progress(done=0, total=0)), (1, DONE), (2, DONE)]
+
+
 def test_nothing_follows_a_terminal_event() -> None:
     engine, inbox, sent = Scripted(), Inbox(), list[tuple[int, FromWorker]]()
     engine._within = inbox.close
@@ -136,6 +155,22 @@ def test_cancelling_what_is_unknown_or_over_does_nothing() -> None:
     engine = Scripted()
     assert answers(engine, (7, Cancel()), (1, decode("at once")), (1, Cancel()), (1, Cancel())) == [(1, DONE)]
     assert engine.did == ["admit at once"]
+
+
+def test_an_answer_goes_to_the_job_that_asked() -> None:
+    engine = Scripted()
+    assert answers(engine, (1, decode("a")), (2, decode("b")), (2, Heard(True)), (1, Cancel()), (2, Cancel())) == [
+        (1, CANCELLED),
+        (2, CANCELLED),
+    ]
+    assert engine.did == ["admit a", "admit b", "answer b True", "cancel a", "cancel b"]
+
+
+def test_an_answer_for_a_job_that_is_unknown_refused_or_over_goes_nowhere() -> None:
+    engine = Scripted()
+    frames = (7, Heard(True)), (1, decode("at once")), (1, Heard(True)), (2, decode("refused")), (2, Heard(False))
+    answers(engine, *frames)
+    assert engine.did == ["admit at once", "admit refused"]
 
 
 def test_a_cancel_during_a_blocking_step_is_handed_back_to_the_reader() -> None:
@@ -325,4 +360,5 @@ def test_every_kind_of_settings_has_an_engine() -> None:
 
 def test_ps_shows_what_a_worker_is() -> None:
     assert main.title(MediaSettings()) == "starling: media"
+    assert main.title(WhisperSettings(model="owner/whisper-base", data_dir="")) == "starling: whisper whisper-base"
     assert main.title(OracleSettings(model="/models/whisper-base", data_dir="")) == "starling: oracle whisper-base"

@@ -8,18 +8,19 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from protocol.errors import EmptyAudio, Failure, InternalError, InvalidValue, UnsupportedTask, WrongModelKind
-from protocol.events import Backend, Failed, Loading, Ready
-from protocol.jobs import Job, Pcm, Transcribe
+from protocol.errors import EmptyAudio, Failure, InternalError, WrongModelKind
+from protocol.events import Failed, Loading, Ready
+from protocol.jobs import Heard, Job, Pcm, Transcribe
 from protocol.settings import OracleSettings
 from workers import blas
 from workers.loop import Emit
+from workers.whisper.backend import describe
+from workers.whisper.refusal import refuse
 
 if TYPE_CHECKING:  # mlx must not be imported before the BLAS is there
     from workers.oracle.transcription import Transcriber
@@ -61,7 +62,10 @@ class OracleEngine:
         """Take a job. Raises Failure for what this model cannot do and for a span without samples."""
         if not isinstance(job, Transcribe):
             raise WrongModelKind("this worker transcribes speech and does nothing else")
-        self._refuse(job)
+        if job.audio.stop <= job.audio.start:
+            raise EmptyAudio("the audio has no samples", param="file")
+        assert self._ready.model is not None
+        refuse(job, self._ready.model)
         running = Running(job, emit)
         self._waiting.append(running)
         return running
@@ -70,6 +74,9 @@ class OracleEngine:
         """Forget a job that still waits; one that runs ends with the process (see `blocking`)."""
         if handle in self._waiting:
             self._waiting.remove(handle)
+
+    def answer(self, handle: Running, heard: Heard) -> None:
+        """mlx-whisper's own rule about silence asks nobody."""
 
     def step(self) -> None:
         """Run the oldest job to its end and emit its events."""
@@ -82,18 +89,6 @@ class OracleEngine:
             running.emit(Failed(failure.kind, failure.message, failure.param, failure.retry))
             return
         self._transcriber.run(audio, running.job, running.emit)
-
-    def _refuse(self, job: Transcribe) -> None:
-        model = self._ready.model
-        assert model is not None
-        if job.audio.stop <= job.audio.start:
-            raise EmptyAudio("the audio has no samples", param="file")
-        if job.task == "translate" and not model.translates:
-            raise UnsupportedTask(f"the model {model.id} was not trained to translate", param="model")
-        for param, codes in (("language", (job.decoding.language,)), ("languages", job.decoding.languages)):
-            for code in codes:
-                if code is not None and code not in model.languages:
-                    raise InvalidValue(f"the model {model.id} does not know the language {code!r}", param=param)
 
 
 def build(settings: OracleSettings, report: Callable[[Loading], None]) -> OracleEngine:
@@ -121,32 +116,6 @@ def build(settings: OracleSettings, report: Callable[[Loading], None]) -> Oracle
         "%s (%s) on %s, BLAS: %s", loaded.model.id, loaded.model.dtype, backend.name, backend.blas or "none needed"
     )
     return OracleEngine(Ready(capacity=1, backend=backend, model=loaded.model), Transcriber(loaded))
-
-
-def describe(library: blas.Blas) -> Backend:
-    """What MLX computes with in this process; the compiler is "" when MLX cannot build its kernels with it."""
-    import mlx.core as mx
-
-    if mx.default_device() == mx.Device(mx.gpu):
-        return Backend("metal" if mx.metal.is_available() else "cuda", version=version("mlx"))
-    compiler = blas.compiler()
-    if compiler and not compiles():
-        _log.warning("%s cannot build MLX's kernels: fused operations are off, which is slower", compiler)
-        mx.disable_compile()
-        compiler = ""
-    return Backend("cpu", version=version("mlx"), blas=library.description, slow=library.slow, compiler=compiler)
-
-
-def compiles() -> bool:
-    """Whether MLX can build fused kernels. It takes any `g++` on PATH and fails within a job if that is broken."""
-    import mlx.core as mx
-    from mlx.nn.layers.activations import gelu
-
-    try:
-        mx.eval(gelu(mx.zeros((1, 8), dtype=mx.float32)))
-    except RuntimeError:
-        return False
-    return True
 
 
 def read_samples(audio: Pcm) -> NDArray[np.float32]:

@@ -8,21 +8,22 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 import msgspec
 from mlx.nn.layers.quantized import quantize
 from mlx.utils import tree_flatten, tree_unflatten
-from mlx_whisper.tokenizer import LANGUAGES
-from mlx_whisper.whisper import ModelDimensions, Whisper
 
 from protocol import events
 from protocol.errors import ModelNotConfigured
 from workers import hub
 from workers.starter import catalog
-from workers.whisper import files, weights
+from workers.whisper import files, reference, weights
 from workers.whisper.alignment import for_shape
+
+if TYPE_CHECKING:
+    from mlx_whisper.whisper import ModelDimensions, Whisper
 
 VOCABULARIES = {51864: 1, 51865: 99, 51866: 100}
 """Languages by vocabulary size: English alone, Whisper's, and with Cantonese (large-v3); the tokenizer has no other."""
@@ -55,7 +56,8 @@ def load(
     found = files.describe(folder, name)
     if found.dims["n_vocab"] not in VOCABULARIES:
         raise ModelNotConfigured(f"{name}: no tokenizer is known for a vocabulary of {found.dims['n_vocab']}")
-    whisper = Whisper(ModelDimensions(**found.dims), dtype)
+    parts = reference.module("whisper")
+    whisper = parts.Whisper(parts.ModelDimensions(**found.dims), dtype)
     parameters = sum(math.prod(shape) for shape in _shapes(whisper).values())
     arrays = weights.read(found.weights, name)
     stored = arrays.pop("alignment_heads", None)
@@ -96,7 +98,7 @@ def display_name(model: str) -> str:
 def describe(dims: ModelDimensions, name: str, parameters: int, dtype: str) -> events.Model:
     """What the service is told of it."""
     count = VOCABULARIES[dims.n_vocab]
-    languages = ("en",) if count == 1 else tuple(LANGUAGES)[:count]
+    languages = ("en",) if count == 1 else tuple(reference.module("tokenizer").LANGUAGES)[:count]
     # Turbo and distil have fewer decoder layers than their encoder and were not trained to translate.
     whole = dims.n_text_layer >= dims.n_audio_layer and not any(word in name.lower() for word in _PRUNED)
     return events.Model(

@@ -1,0 +1,112 @@
+"""One encoded window through the ladder of temperatures, and the tests that send it up. Knows no other window."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from protocol.jobs import Decoding
+from workers.whisper.decoding.attempt import Limits, Result, Strategy, begin, probability
+from workers.whisper.decoding.filters import Filters
+from workers.whisper.needs import Dims, Prefill, Step, Steps
+from workers.whisper.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from workers.whisper.model import Encoded
+
+LOOPS = 2.4
+"""A compression ratio above this is a loop (openai/whisper's default threshold)."""
+
+
+class Kit:
+    """What all jobs of one model share. Immutable."""
+
+    def __init__(self, dims: Dims, *, ascending: bool = True) -> None:
+        """`ascending`: see Filters."""
+        self.dims = dims
+        self.tokenizer = Tokenizer(dims.n_vocab)
+        self._timed = Filters(self.tokenizer, dims.n_vocab, ascending=ascending)
+        self._untimed = Filters(self.tokenizer, dims.n_vocab, timestamps=False)
+        self.limits = Limits(sampled=dims.n_text_ctx // 2, context=dims.n_text_ctx)
+        self.prompt_budget = dims.n_text_ctx // 2 - 1
+        """Tokens before the start of the transcript, the mark of a prompt not counted: 223."""
+
+    def filters(self, *, timestamps: bool) -> Filters:
+        return self._timed if timestamps else self._untimed
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """The tokens that a window's decoding starts from."""
+
+    tokens: tuple[int, ...]
+    sot: int
+    """Where the start of the transcript stands; the no-speech probability is read behind it."""
+
+
+def failed(result: Result, decoding: Decoding) -> bool:
+    """Whether a higher temperature should try; not where there probably is no speech at all."""
+    silent = decoding.no_speech_threshold is not None and result.no_speech_prob > decoding.no_speech_threshold
+    return (repetitive(result, decoding) or improbable(result, decoding)) and not silent
+
+
+def repetitive(result: Result, decoding: Decoding) -> bool:
+    limit = decoding.compression_ratio_threshold
+    return limit is not None and result.compression_ratio > limit
+
+
+def improbable(result: Result, decoding: Decoding) -> bool:
+    return decoding.logprob_threshold is not None and result.avg_logprob < decoding.logprob_threshold
+
+
+def is_silence(result: Result, decoding: Decoding) -> bool:
+    """The reference's rule: no speech is likely and the text is not."""
+    if decoding.no_speech_threshold is None or result.no_speech_prob <= decoding.no_speech_threshold:
+        return False
+    return decoding.logprob_threshold is None or result.avg_logprob <= decoding.logprob_threshold
+
+
+def is_doubtful(result: Result, decoding: Decoding) -> bool:
+    """The silence rule's question is asked for these (API.md)."""
+    unheard = decoding.no_speech_threshold is not None and result.no_speech_prob > decoding.no_speech_threshold
+    return unheard or repetitive(result, decoding) or improbable(result, decoding)
+
+
+def decode_window(
+    kit: Kit, decoding: Decoding, encoded: Encoded, prompt: Prompt, key: tuple[int, ...], *, guard: bool
+) -> Steps[Result | None]:
+    """The first result that passes, or the last. `guard`: None as soon as the first attempt loops; the caller then
+    comes again with the full context."""
+    result: Result | None = None
+    for temperature in decoding.temperature:
+        result = yield from attempt(kit, decoding, encoded, prompt, temperature, key)
+        if guard and result.compression_ratio > LOOPS:
+            return None
+        guard = False
+        if not failed(result, decoding):
+            break
+    assert result is not None
+    return result
+
+
+def attempt(
+    kit: Kit, decoding: Decoding, encoded: Encoded, prompt: Prompt, temperature: float, key: tuple[int, ...]
+) -> Steps[Result]:
+    """One temperature, from the prompt to the end of text."""
+    at = (prompt.sot, len(prompt.tokens) - 1)
+    rows, logits = yield Prefill(encoded, prompt.tokens, at)
+    no_speech = probability(logits[0], kit.tokenizer.no_speech)
+    strategy = Strategy(temperature, decoding.beam_size, decoding.patience, decoding.best_of, decoding.length_penalty)
+    tried = begin(
+        rows,
+        tokenizer=kit.tokenizer,
+        filters=kit.filters(timestamps=not decoding.without_timestamps),
+        limits=kit.limits,
+        prompt=prompt.tokens,
+        how=strategy,
+        key=key,
+    )
+    tried.feed(logits[1:])
+    while (tokens := tried.wants()) is not None:
+        tried.feed((yield Step(rows, tokens)))
+    return tried.result(kit.tokenizer, temperature, no_speech)

@@ -1,0 +1,78 @@
+"""A job's audio: spans of a spool file read as one recording, and its times mapped back. Knows no mel and no model.
+
+The file is mapped, never loaded: four hours cost what one window costs.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from itertools import accumulate
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from protocol.settings import SAMPLE_RATE
+
+Floats = npt.NDArray[np.float32]
+
+FULL_SCALE = 32768.0
+"""What mlx-whisper's loader divides its 16-bit samples by."""
+
+
+class Recording:
+    """Spans of 16 kHz s16le, joined. Positions are samples of the joined recording, from 0."""
+
+    def __init__(self, path: str, start: int, stop: int, spans: Sequence[tuple[int, int]] | None = None) -> None:
+        """`start`, `stop`: samples of the file. `spans`: the parts to hear, in samples from `start`; None: all."""
+        held = Path(path).stat().st_size // 2
+        stop = min(stop, held)
+        whole = max(0, stop - start)
+        parts = [(0, whole)] if spans is None else [(max(0, a), min(b, whole)) for a, b in spans]
+        parts = [(a, b) for a, b in parts if b > a]
+        # An empty file cannot be mapped.
+        self._pcm = np.memmap(path, dtype="<i2", mode="r")[start:stop] if whole else np.zeros(0, "<i2")
+        self._spans = parts
+        self._ends = list(accumulate(b - a for a, b in parts))
+        self._begins = [end - (b - a) for end, (a, b) in zip(self._ends, parts, strict=True)]
+        self._whole = whole
+
+    @property
+    def samples(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    @property
+    def duration(self) -> float:
+        """Seconds of the joined recording."""
+        return self.samples / SAMPLE_RATE
+
+    def read(self, start: int, stop: int) -> Floats:
+        """Samples in [-1, 1) as (stop - start,) float32. `start` >= 0; past the end there is silence."""
+        found = np.zeros(stop - start, np.float32)
+        for begin, end, (first, _) in zip(self._begins, self._ends, self._spans, strict=True):
+            a, b = max(start, begin), min(stop, end)
+            if a < b:
+                found[a - start : b - start] = self._pcm[first + a - begin : first + b - begin]
+        found /= FULL_SCALE
+        return found
+
+    def original(self, seconds: float, *, end: bool = False) -> float:
+        """Where a moment of the joined recording lies in the job's audio, in seconds.
+
+        At a seam the moment belongs to the span that begins there, or, as an `end`, to the one that stops there.
+        """
+        if not self._spans:
+            return 0.0
+        at = seconds * SAMPLE_RATE
+        # A whisker of tolerance: 5.0 s may arrive as 4.999999.
+        index = bisect_left(self._ends, at - 0.5) if end else bisect_right(self._ends, at + 0.5)
+        index = min(index, len(self._spans) - 1)
+        first, last = self._spans[index]
+        moved = min(max(first + at - self._begins[index], first), last)
+        return float(moved / SAMPLE_RATE)
+
+    @property
+    def original_duration(self) -> float:
+        """Seconds of the job's audio, cuts included."""
+        return self._whole / SAMPLE_RATE

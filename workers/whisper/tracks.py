@@ -1,0 +1,151 @@
+"""What the engine holds of a job: its tracks, where each is, and its answers in order. Runs no model."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from protocol.errors import Failure
+from protocol.events import Doubt, Failed, Progress, Segment, Timings, Transcribed, VocabularyReport
+from protocol.jobs import Heard, Transcribe
+from workers.loop import Emit
+from workers.whisper.decoding.fallback import Kit
+from workers.whisper.mel import HOP
+from workers.whisper.needs import Ask, Encode, Need, Pause
+from workers.whisper.recording import Recording
+from workers.whisper.timeline import Timeline
+from workers.whisper.transcript import Outlet, Spent, Tongue, Transcript
+from workers.whisper.vocabulary import fit
+
+
+class Track:
+    """One transcript under way. `need` is what it waits for; None when it is over."""
+
+    def __init__(self, job: Running, transcript: Transcript) -> None:
+        self.job = job
+        self.need: Need | None = Pause()
+        self.holds_window = False
+        """Whether an encoded window is in memory for it."""
+        self.heard: bool | None = None
+        """The answer to its Ask, once it is there."""
+        self.served = 0
+        """The engine's step that last did something for it."""
+        self._steps = transcript.run()
+
+    def advance(self, answer: Any) -> None:
+        """Go on with the answer to `need`. Raises what the transcript raises."""
+        self.holds_window = self.holds_window or isinstance(self.need, Encode)
+        try:
+            self.need = self._steps.send(answer)
+        except StopIteration:
+            self.need = None
+        if self.need is None or isinstance(self.need, Encode):
+            self.holds_window = False
+        if isinstance(self.need, Ask):
+            self.job.ask(self, self.need)
+
+    def close(self) -> None:
+        self._steps.close()
+        self.need = None
+        self.holds_window = False
+
+
+class Running:
+    """An admitted job. Its segments leave in order, whichever of its tracks is ready first."""
+
+    def __init__(self, kit: Kit, job: Transcribe, emit: Emit) -> None:
+        self.job = job
+        self.spent = Spent()
+        self._emit = emit
+        self._tongue = Tongue(job.decoding.language)
+        self._fitted = fit(kit.tokenizer.encode, job.decoding.vocabulary, job.decoding.prompt, kit.prompt_budget)
+        self._spoke = False
+        self._asking: deque[Track] = deque()
+        recordings = _recordings(job)
+        self._timeline = Timeline(job.audio.seconds)
+        self._total = sum(recording.duration for recording in recordings)
+        self._done = [0.0] * len(recordings)
+        self._waiting: list[list[Segment]] = [[] for _ in recordings]
+        """Segments of each track that follows one still under way."""
+        self._head = 0
+        self.tracks = [
+            Track(self, Transcript(kit, job, recording, self._fitted, self._tongue, self.spent, self._outlet(i), i))
+            for i, recording in enumerate(recordings)
+        ]
+
+    def _outlet(self, track: int) -> Outlet:
+        return Outlet(partial(self._say, track), partial(self._progress, track))
+
+    @property
+    def live(self) -> Sequence[Track]:
+        """The tracks to work on: after the first window of the first, which tells the language, all of them."""
+        open_tracks = [track for track in self.tracks if track.need is not None]
+        return open_tracks if self._tongue.code is not None else open_tracks[:1]
+
+    @property
+    def over(self) -> bool:
+        return all(track.need is None for track in self.tracks)
+
+    def _say(self, track: int, segment: Segment) -> None:
+        self._spoke = True
+        if track == self._head:
+            self._emit(self._timeline.settle(segment))
+        else:
+            self._waiting[track].append(segment)
+
+    def _progress(self, track: int, done: float) -> None:
+        self._done[track] = done
+        self._emit(Progress(done=sum(self._done), total=self._total))
+
+    def release(self) -> None:
+        """Let out what waited for tracks that are over now."""
+        while self._head < len(self.tracks) and self.tracks[self._head].need is None:
+            self._head += 1
+            if self._head < len(self.tracks):
+                waiting, self._waiting[self._head] = self._waiting[self._head], []
+                for segment in waiting:
+                    self._emit(self._timeline.settle(segment))
+
+    def ask(self, track: Track, question: Ask) -> None:
+        self._asking.append(track)
+        self._emit(Doubt(question.start, question.end))
+
+    def answer(self, heard: Heard) -> None:
+        """Answers the oldest Doubt; one too many is dropped."""
+        if self._asking:
+            self._asking.popleft().heard = heard.speech
+
+    def finish(self) -> None:
+        asked = self.job.decoding.language
+        fitted = self._fitted
+        vocabulary = VocabularyReport(fitted.given, fitted.fitted, len(fitted.terms), fitted.budget)
+        self._emit(
+            Transcribed(
+                language=self._tongue.code if self._spoke or asked is not None else None,
+                language_probability=self._tongue.probability if self._spoke else None,
+                timings=Timings(**{phase: seconds * 1e3 for phase, seconds in self.spent.items()}),
+                vocabulary=vocabulary if fitted.given else None,
+            )
+        )
+
+    def fail(self, failure: Failure) -> None:
+        self._emit(Failed(kind=failure.kind, message=failure.message))
+
+    def close(self) -> None:
+        """Forget it: rows and windows are freed with the tracks."""
+        for track in self.tracks:
+            track.close()
+
+
+def _recordings(job: Transcribe) -> list[Recording]:
+    """One for each track. Independent spans too short for a frame are nothing to hear."""
+    audio = job.audio
+    if job.spans is None:
+        return [Recording(audio.path, audio.start, audio.stop)]
+    spans = [(span.start, span.stop) for span in job.spans]
+    if not job.independent:
+        return [Recording(audio.path, audio.start, audio.stop, spans)]
+    each = [Recording(audio.path, audio.start, audio.stop, [span]) for span in spans]
+    return [recording for recording in each if recording.samples >= HOP]

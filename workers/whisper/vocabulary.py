@@ -1,0 +1,48 @@
+"""A job's hint terms and prompt, fitted into Whisper's prompt budget. Knows tokens through `encode`, no model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+ROOM = 80
+"""Tokens that terms may take however long the prompt is (API.md, Prompt budget)."""
+LONGEST_TOKEN = 128
+"""Bytes of the longest token in Whisper's vocabularies (a run of spaces): bounds a term's tokens from below."""
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """`terms` stand first in every window's prompt; `prompt` only until text of the job's own pushes it out."""
+
+    terms: tuple[int, ...]
+    prompt: tuple[int, ...]
+    given: int
+    """Terms asked for, duplicates and blanks included."""
+    fitted: int
+    budget: int
+    """Tokens that the terms could have taken."""
+
+
+def fit(encode: Callable[[str], list[int]], terms: Sequence[str], prompt: str | None, budget: int) -> Fitted:
+    """Take terms in order, each whole or not at all; `budget`: tokens of a prompt in all (223).
+
+    The prompt's tokens are not yet cut: the text of earlier windows follows them, and the cut is made there.
+    """
+    said = encode(" " + prompt.strip()) if prompt and prompt.strip() else []
+    room = min(budget, max(ROOM, budget - len(said)))
+    tokens: list[int] = []
+    fitted = 0
+    for term in dict.fromkeys(filter(None, map(str.strip, terms))):
+        left = room - len(tokens)
+        if left < 2:  # A further term costs a comma at least.
+            break
+        if len(term.encode(errors="ignore")) > left * LONGEST_TOKEN:
+            continue
+        more = encode(f", {term}" if tokens else f" {term}")
+        if len(more) <= left:
+            tokens += more
+            fitted += 1
+    if tokens and len(tokens) < room:
+        tokens += encode(".")
+    return Fitted(tuple(tokens), tuple(said), given=len(terms), fitted=fitted, budget=room)
