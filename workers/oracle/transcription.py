@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import mlx.core as mx
 import numpy as np
@@ -17,10 +17,12 @@ from mlx_whisper.transcribe import ModelHolder, transcribe
 from mlx_whisper.whisper import Whisper
 from numpy.typing import NDArray
 
-from protocol.events import Progress, Segment, Timings, Transcribed
+from protocol.events import Progress, Segment, Timings, Transcribed, Word
 from protocol.jobs import Decoding, Transcribe
 from workers.loop import Emit
 from workers.whisper.load import Loaded
+
+T = TypeVar("T")
 
 SEED = 0
 WORST_LOGPROB = -100.0
@@ -75,6 +77,8 @@ def arguments(job: Transcribe) -> dict[str, Any]:
         "compression_ratio_threshold": decoding.compression_ratio_threshold,
         "without_timestamps": decoding.without_timestamps,
         "best_of": decoding.best_of,
+        "word_timestamps": decoding.words,
+        "hallucination_silence_threshold": decoding.hallucination_silence_threshold,
     }
 
 
@@ -97,7 +101,12 @@ def to_segment(raw: dict[str, Any]) -> Segment:
         avg_logprob=finite(raw["avg_logprob"], WORST_LOGPROB),
         compression_ratio=finite(raw["compression_ratio"], 0.0),
         no_speech_prob=finite(raw["no_speech_prob"], 0.0),
+        words=tuple(to_word(word) for word in raw["words"]) if "words" in raw else None,
     )
+
+
+def to_word(raw: dict[str, Any]) -> Word:
+    return Word(raw["word"], float(raw["start"]), float(raw["end"]), finite(raw["probability"], 0.0))
 
 
 def finite(value: float, otherwise: float) -> float:
@@ -124,7 +133,12 @@ class ObservedWhisper:
         self._window: mx.array | None = None
         self._features: mx.array | None = None
         self._advance = 0
-        self._spent = {"mel": 0.0, "encode": 0.0}
+        self._spent = {"mel": 0.0, "encode": 0.0, "align": 0.0}
+
+    @property
+    def alignment_heads(self) -> mx.array:
+        """The heads that the words' times are read from: (n, 2), layer and head."""
+        return self._whisper.alignment_heads
 
     def detect_language(self, mel: mx.array) -> tuple[None, dict[str, float]]:
         """As the model does it, among the languages that were asked for. mel: (3000, n_mels), the first 30 s."""
@@ -154,17 +168,22 @@ class ObservedWhisper:
         self._emit(Progress(min(done, self._seconds), self._seconds))
         return result
 
-    def timings(self, total_ms: float) -> Timings:
-        """Milliseconds; what is neither mel nor encoder is decoding."""
-        mel, encode = self._spent["mel"], self._spent["encode"]
-        return Timings(mel=round(mel, 3), encode=round(encode, 3), decode=round(total_ms - mel - encode, 3))
+    def forward_with_cross_qk(self, mel: mx.array, tokens: mx.array) -> Any:
+        """For the words' times. mel: (1, 3000, n_mels)."""
+        return self._timed("align", lambda: self._whisper.forward_with_cross_qk(mel, tokens))
 
-    def _timed(self, phase: Literal["mel", "encode"], compute: Callable[[], mx.array]) -> mx.array:
+    def timings(self, total_ms: float) -> Timings:
+        """Milliseconds; what is none of these phases is decoding."""
+        spent = {phase: round(milliseconds, 3) for phase, milliseconds in self._spent.items()}
+        return Timings(**spent, decode=round(total_ms - sum(spent.values()), 3))
+
+    def _timed(self, phase: Literal["mel", "encode", "align"], compute: Callable[[], T]) -> T:
+        """What is computed: an array, or some together."""
         start = time.perf_counter()
-        array = compute()
-        mx.eval(array)
+        result = compute()
+        mx.eval(result)
         self._spent[phase] += (time.perf_counter() - start) * 1000
-        return array
+        return result
 
 
 def advance(tokens: list[int], n_vocab: int) -> int:

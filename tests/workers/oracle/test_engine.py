@@ -92,6 +92,25 @@ def test_speech_becomes_the_segments_of_mlx_whisper(plain: list[Event], spoken: 
     assert mine(plain) == direct(spoken, model_data_dir, temperature=0.0)
 
 
+def test_words_are_mlx_whisper_s_own(engine: OracleEngine, spoken: Pcm, model_data_dir: Path) -> None:
+    from mlx_whisper.transcribe import transcribe
+
+    events = run(engine, spoken, Decoding(temperature=(0.0,), words=True))
+    (segment,) = segments(events)
+    folder = str(catalog.folder(TINY, model_data_dir))
+    (theirs,) = transcribe(
+        read_samples(spoken), path_or_hf_repo=folder, fp16=False, temperature=(0.0,), word_timestamps=True
+    )["segments"]
+    assert segment.words is not None
+    ours = [(each.word, each.start, each.end) for each in segment.words]
+    assert ours == [(each["word"], each["start"], each["end"]) for each in theirs["words"]]
+    probabilities = [each["probability"] for each in theirs["words"]]
+    assert [each.probability for each in segment.words] == pytest.approx(probabilities, abs=1e-3)
+    assert "".join(each.word for each in segment.words) == segment.text
+    assert isinstance(events[-1], Transcribed)
+    assert events[-1].timings.align > 0
+
+
 def test_the_last_event_ends_the_job_and_progress_came_before(plain: list[Event], spoken: Pcm) -> None:
     end = plain[-1]
     assert isinstance(end, Transcribed)

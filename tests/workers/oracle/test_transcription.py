@@ -32,6 +32,8 @@ def test_every_field_of_decoding_reaches_mlx_whisper() -> None:
         logprob_threshold=None,
         compression_ratio_threshold=None,
         without_timestamps=True,
+        words=True,
+        hallucination_silence_threshold=2.0,
     )
     assert arguments(Transcribe(AUDIO, "translate", decoding)) == {
         "task": "translate",
@@ -45,6 +47,8 @@ def test_every_field_of_decoding_reaches_mlx_whisper() -> None:
         "logprob_threshold": None,
         "compression_ratio_threshold": None,
         "without_timestamps": True,
+        "word_timestamps": True,
+        "hallucination_silence_threshold": 2.0,
     }
 
 
@@ -58,7 +62,7 @@ def test_the_defaults_are_mlx_whispers_own() -> None:
     given = arguments(Transcribe(AUDIO))
     own = inspect.signature(transcribe).parameters
     same = [name for name in given if name in own]
-    assert len(same) == 6
+    assert len(same) == 8
     assert {name: given[name] for name in same} == {name: own[name].default for name in same}
 
 
