@@ -5,7 +5,6 @@ Knows who needs whom; knows nothing that any of them does.
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -51,8 +50,7 @@ def create(config: Config) -> Starlette:
                     await worker.start()
                 yield
             finally:
-                # All at once: the time that shutting down may take is theirs together.
-                await asyncio.gather(*(worker.stop(config.grace) for worker in workers))
+                await workers.stop(config.grace)
 
     return build(config, workers, spool, lifespan)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, fields
 
@@ -30,6 +31,10 @@ class Workers:
     def resident(self) -> tuple[Worker, ...]:
         """Those without which the house is not ready."""
         return self.media, self.whisper
+
+    async def stop(self, grace: float) -> None:
+        """All at once: the seconds that running jobs may take are theirs together."""
+        await asyncio.gather(*(worker.stop(grace) for worker in self))
 
 
 @dataclass(frozen=True)

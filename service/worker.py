@@ -68,7 +68,7 @@ class Worker(Protocol):
         """Spawn the processes and return at once; loading goes on behind."""
 
     async def stop(self, grace: float) -> None:
-        """Refuse new jobs, let running ones end within `grace` seconds, then end the processes."""
+        """Refuse new jobs, let running ones end within `grace` seconds, then end the processes. Idempotent."""
 
 
 class Pool:
@@ -103,6 +103,7 @@ class Pool:
         self._down_since: float | None = 0.0
         """Since when no process is ready, on the event loop's clock; None while one is."""
         self._stopping = False
+        self._ending = asyncio.Lock()
         self._owner: asyncio.Task[None] | None = None
         self._group = asyncio.TaskGroup()
 
@@ -168,20 +169,21 @@ class Pool:
         self._stopping = True
         while self._waiting:
             self._waiting.popleft().fail(ShuttingDown("the server is shutting down"))
-        try:
-            async with asyncio.timeout(grace):
+        async with self._ending:
+            try:
+                async with asyncio.timeout(grace):
+                    for place in self._places:
+                        await place.emptied()
+            except TimeoutError:
+                pass
+            finally:
                 for place in self._places:
-                    await place.emptied()
-        except TimeoutError:
-            pass
-        finally:
-            for place in self._places:
-                place.drop(ShuttingDown("the server is shutting down"))
-            if self._owner is not None:
-                self._owner.cancel()
-                await asyncio.wait([self._owner])
-            for place in self._places:
-                place.state = "stopped"
+                    place.drop(ShuttingDown("the server is shutting down"))
+                if self._owner is not None:
+                    self._owner.cancel()
+                    await asyncio.wait([self._owner])
+                for place in self._places:
+                    place.state = "stopped"
 
     async def _own(self, begun: asyncio.Event) -> None:
         """Owns the processes' tasks. It ends when it is cancelled, or when all of them are broken."""

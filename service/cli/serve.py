@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 SHUTDOWN_S = 15.0
 """What ending may take beyond the two graces (connections, then workers) before it is cut short."""
 CLOSING_S = 2.0
-"""What requests that are told that their client left may take to end."""
+"""What requests may take to end once their jobs have failed, the second half once they are told that their client
+left."""
 KEEP_ALIVE_S = 75.0
 """Longer than clients keep idle connections (httpx: 5 s), so that none is closed just as a request is sent on it."""
 
@@ -114,7 +115,9 @@ async def _serve(config: Config, listening: socket.socket, url: str, *, until_eo
             async def stopped() -> None:
                 await stop.wait()
                 loop = asyncio.get_running_loop()
-                loop.call_later(config.grace, over.set)
+                # Before the connections, so that a stream whose job does not end in time is told so.
+                group.create_task(app.state.workers.stop(config.grace))
+                loop.call_later(config.grace + CLOSING_S / 2, over.set)
                 limit.reschedule(loop.time() + 2 * config.grace + SHUTDOWN_S)
 
             async with asyncio.TaskGroup() as group:

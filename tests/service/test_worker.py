@@ -669,6 +669,18 @@ async def test_a_pool_that_stops_while_a_process_dies_still_reaps_it() -> None:
         assert not psutil.pid_exists(pid)
 
 
+async def test_stopping_twice_at_once_ends_each_process_once() -> None:
+    async with pool(processes=2) as worker, begun(worker, "hold") as running:
+        await until_all_ready(worker)
+        pids = [line.pid for line in worker.stats()]
+        async with asyncio.TaskGroup() as group:
+            group.create_task(worker.stop(grace=0.1))
+            group.create_task(worker.stop(grace=NEVER))
+        assert not any(psutil.pid_exists(pid) for pid in pids if pid)
+        with pytest.raises(ShuttingDown):
+            await running
+
+
 async def test_a_stopped_pool_can_be_started_again() -> None:
     async with pool() as worker:
         await samples(worker, "count:1")

@@ -138,7 +138,8 @@ class ObservedWhisper:
     @property
     def alignment_heads(self) -> mx.array:
         """The heads that the words' times are read from: (n, 2), layer and head."""
-        return self._whisper.alignment_heads
+        heads: mx.array = self._whisper.alignment_heads
+        return heads
 
     def detect_language(self, mel: mx.array) -> tuple[None, dict[str, float]]:
         """As the model does it, among the languages that were asked for. mel: (3000, n_mels), the first 30 s."""
