@@ -27,7 +27,7 @@ from service.config import Config
 from service.house import House, Workers
 from service.middleware import Exchange
 from service.spool import Spool
-from service.supervision import Timing
+from service.timing import Timing
 from service.worker import Pool
 
 ORACLE_STALL_FOR_EACH_SECOND = 20.0

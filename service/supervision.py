@@ -23,33 +23,9 @@ from protocol.settings import Settings
 from protocol.wire import CANCELLED_EXIT, FrameError
 from service.process import Process, spawned
 from service.ticket import Ticket, failure_of
+from service.timing import Timing
 
 State = Literal["idle", "starting", "ready", "waiting", "broken", "stopped"]
-
-
-@dataclass(frozen=True)
-class Timing:
-    """Seconds, and counts, by which a pool is supervised."""
-
-    first_backoff: float = 0.5
-    longest_backoff: float = 30.0
-    healthy_after: float = 60.0
-    """A process that was ready for so long is not blamed for earlier crashes."""
-    failed_starts: int = 3
-    """So many in a row, and the place is broken."""
-    start_stall: float = 180.0
-    """Silence (no Loading) after which a process that starts counts as hung."""
-    cancel_stall: float = 30.0
-    """As `start_stall`, for a process whose only job was cancelled: one step of any engine is shorter."""
-    leave: float = 1.0
-    """What a process gets to end by itself once its pipe is closed."""
-    backlog: int = 20_000
-    """Events that may wait for one job's reader. Progress is not counted: only the last is kept."""
-    idle_end: float | None = None
-    """Without a job for so long, a process is ended; the next job starts another. None: it stays."""
-
-
-TIMING = Timing()
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,9 @@ from protocol.jobs import DetectSpeech, Heard, Job
 from protocol.settings import Settings
 from protocol.wire import FrameError
 from service.process import rss_bytes
-from service.supervision import TIMING, Place, State, Timing
+from service.supervision import Place, State
 from service.ticket import Ticket, again, failure_of
+from service.timing import TIMING, Timing
 
 COMMAND = (sys.executable, "-P", "-m", "workers")
 """-P: a folder called `workers` where the service happens to be started is none of ours."""

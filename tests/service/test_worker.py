@@ -29,7 +29,7 @@ from protocol.errors import (
 from protocol.events import Decoded, Doubt, Event, Loading, Progress, Ready, Segment
 from protocol.jobs import Decode, DetectSpeech, Heard, Job, Pcm
 from protocol.settings import MediaSettings
-from service.supervision import Timing
+from service.timing import Timing
 from service.worker import Pool, ProcessStats
 
 pytestmark = pytest.mark.anyio
