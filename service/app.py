@@ -31,7 +31,10 @@ from service.spool import Spool
 from service.worker import Pool
 
 STALL_FOR_EACH_SECOND = 20.0
-"""Seconds of silence that one second of audio may cost: the oracle says nothing between windows of it."""
+"""Seconds of silence that one second of audio may cost: the oracle says nothing within a window."""
+
+WINDOW_SECONDS = 30.0
+"""Whisper's window: a shorter recording costs as much as one, and more if it is hard (every fallback temperature)."""
 
 Lifespan = Callable[[Starlette], AbstractAsyncContextManager[None]]
 
@@ -71,8 +74,9 @@ def build(config: Config, workers: Workers, spool: Spool, lifespan: Lifespan | N
 
 def _workers(config: Config) -> Workers:
     def stall(job: Job) -> float:
-        extra = STALL_FOR_EACH_SECOND * job.audio.seconds if isinstance(job, Transcribe) else 0.0
-        return config.stall_seconds + extra
+        if not isinstance(job, Transcribe):
+            return config.stall_seconds
+        return config.stall_seconds + STALL_FOR_EACH_SECOND * max(job.audio.seconds, WINDOW_SECONDS)
 
     media = MediaSettings(config.max_audio_seconds, config.max_decode_seconds, config.media_memory_bytes)
     whisper = OracleSettings(config.whisper_model, config.data_dir, offline=config.offline)
