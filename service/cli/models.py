@@ -59,7 +59,9 @@ def state(entry: Entry) -> str:
     """In words, with what would change it."""
     if entry.ready:
         return "ready"
-    return "converted on first use" if entry.source == "starter" else f"not whole: starling get {entry.id}"
+    if entry.source != "starter":
+        return f"not whole: starling get {entry.id}"
+    return "damaged, converted again on first use" if entry.size_bytes else "converted on first use"
 
 
 def _hub(*arguments: str) -> list[str]:
