@@ -24,6 +24,8 @@ CONFIG_VARIABLE = "STARLING_CONFIG"
 """Names the TOML file when `--config` does not; the one variable that is no setting."""
 
 _SIZES = {"b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
+_UNREAD = re.compile("[\ud800-\udfff]")
+"""What Python makes of bytes that the locale cannot read. Such text cannot be handed to a worker."""
 _BOOLEANS = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
 
 
@@ -151,7 +153,11 @@ def load(file: str | Path | None, environ: Mapping[str, str], flags: Mapping[str
     config = Config(**values)  # type: ignore[arg-type]  # each value was converted to its field's type
     if config.llm_model:
         raise ConfigError("llm_model: not yet supported; leave it empty")
-    return msgspec.structs.replace(config, data_dir=str(Path(config.data_dir).expanduser().absolute()))
+    config = msgspec.structs.replace(config, data_dir=str(Path(config.data_dir).expanduser().absolute()))
+    for name in known:
+        if isinstance(value := getattr(config, name), str) and _UNREAD.search(value):
+            raise ConfigError(f"{name}: expected UTF-8 text, not {value!a}")
+    return config
 
 
 class _Given(NamedTuple):
@@ -167,7 +173,7 @@ def _from_file(file: str | Path | None) -> list[_Given]:
     if file is None:
         return []
     try:
-        table = tomllib.loads(Path(file).expanduser().read_text())
+        table = tomllib.loads(Path(file).expanduser().read_text("utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file}: cannot be read: {getattr(error, 'strerror', None) or 'not UTF-8'}") from error
     except tomllib.TOMLDecodeError as error:

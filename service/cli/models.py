@@ -38,7 +38,7 @@ def show(config: Config, *, as_json: bool) -> int:
     if listed.returncode:
         return listed.returncode
     if as_json:
-        sys.stdout.write(listed.stdout.decode())
+        sys.stdout.buffer.write(listed.stdout)
         return 0
     table = Table(box=None, pad_edge=False)
     for heading in ("model", "from", "size", "state"):

@@ -77,6 +77,10 @@ def test_a_folder_is_made_absolute(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
         ({"STARLING_MAX_JSON_BYTES": "1 GB"}, "STARLING_MAX_JSON_BYTES: expected a whole number, not '1 GB'"),
         ({"STARLING_LOG_LEVEL": "loud"}, "STARLING_LOG_LEVEL: expected debug, info, warning, error, not 'loud'"),
         ({"STARLING_PROT": "1"}, "STARLING_PROT: unknown setting; did you mean STARLING_PORT?"),
+        (
+            {"STARLING_WHISPER_MODEL": "caf\udce9"},
+            "whisper_model: expected UTF-8 text, not 'caf\\udce9'",
+        ),
         ({"STARLING_XYZZY": "1"}, "STARLING_XYZZY: unknown setting"),
     ],
 )
