@@ -23,7 +23,7 @@ def test_a_wrong_setting_ends_with_2_and_its_name(
 ) -> None:
     monkeypatch.setenv("STARLING_PORT", "many")
     assert main(["doctor"]) == 2
-    assert capsys.readouterr().err == "starling: STARLING_PORT: expected a whole number, not 'many'\n"
+    assert capsys.readouterr().err == "starling: STARLING_PORT: expected a whole number from 0 to 65535, not 'many'\n"
 
 
 def test_the_file_may_be_named_by_the_environment(
