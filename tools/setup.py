@@ -121,8 +121,8 @@ def distributions() -> set[str]:
 
 def is_done(stamp: dict[str, str], before: dict[str, Any]) -> bool:
     """Whether the last set-up did what `stamp` says, and nothing of it was removed since."""
-    installed = before.get("installed")
-    return before == {**stamp, "installed": installed} and bool(installed) and set(installed) <= distributions()
+    installed: list[str] = before.get("installed") or []
+    return before == {**stamp, "installed": installed} and installed != [] and distributions() >= set(installed)
 
 
 def pip_environment() -> dict[str, str]:
