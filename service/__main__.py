@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.metadata
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -18,6 +19,7 @@ FORMATS = ("text", "json", "srt", "vtt", "verbose_json")
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The exit status: 0, 1 when the command failed, 2 for a wrong flag or setting."""
+    _print_anything()
     arguments = _parser().parse_args(argv)
     flags = {name: value for name, value in vars(arguments).items() if name in settings()}
     try:
@@ -33,6 +35,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader of our output went away (`starling … | head`). Python would complain again when it flushes.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+
+
+def _print_anything() -> None:
+    """What the terminal's encoding lacks is escaped: a file's name is no reason to end."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _run(arguments: argparse.Namespace, config: Config) -> int:

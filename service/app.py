@@ -34,6 +34,8 @@ ORACLE_STALL_FOR_EACH_SECOND = 20.0
 """Seconds of silence that one second of audio may cost the oracle, which says nothing within a window."""
 STEP_STALL_S = 120.0
 """Seconds that one step of the largest model may add on the slowest CPU: two windows are encoded in it."""
+WINDOW_SECONDS = 30.0
+"""Whisper's window: a shorter recording costs as much as one, and more if it is hard (every fallback temperature)."""
 
 Lifespan = Callable[[Starlette], AbstractAsyncContextManager[None]]
 
@@ -78,8 +80,8 @@ def _workers(config: Config) -> Workers:
     pool = partial(Pool, queue_limit=config.queue_limit, start_wait=config.start_wait)
 
     def oracle_stall(job: Job) -> float:
-        extra = ORACLE_STALL_FOR_EACH_SECOND * job.audio.seconds if isinstance(job, Transcribe) else 0.0
-        return config.stall_seconds + extra
+        heard = max(job.audio.seconds, WINDOW_SECONDS) if isinstance(job, Transcribe) else 0.0
+        return config.stall_seconds + ORACLE_STALL_FOR_EACH_SECOND * heard
 
     return Workers(
         media=pool("media", media, processes=config.media_workers, stall=lambda _: config.stall_seconds),

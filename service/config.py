@@ -24,6 +24,8 @@ CONFIG_VARIABLE = "STARLING_CONFIG"
 """Names the TOML file when `--config` does not; the one variable that is no setting."""
 
 _SIZES = {"b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
+_UNREAD = re.compile("[\ud800-\udfff]")
+"""What Python makes of bytes that the locale cannot read. Such text cannot be handed to a worker."""
 _BOOLEANS = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
 
 
@@ -136,7 +138,7 @@ def add_flags(parser: argparse.ArgumentParser, names: Collection[str] = ()) -> N
 def _shown(setting: Setting, default: object) -> str:
     if setting.is_bool:
         return "on" if default else "off"
-    if setting.in_bytes and isinstance(default, int):
+    if setting.in_bytes and isinstance(default, int) and default >= 1 << 20:
         return f"{default >> 20}MiB"
     return f"{default:g}" if isinstance(default, float) else str(default) or "none"
 
@@ -155,7 +157,11 @@ def load(file: str | Path | None, environ: Mapping[str, str], flags: Mapping[str
     config = Config(**values)  # type: ignore[arg-type]  # each value was converted to its field's type
     if config.llm_model:
         raise ConfigError("llm_model: not yet supported; leave it empty")
-    return msgspec.structs.replace(config, data_dir=str(Path(config.data_dir).expanduser().absolute()))
+    config = msgspec.structs.replace(config, data_dir=str(Path(config.data_dir).expanduser().absolute()))
+    for name in known:
+        if isinstance(value := getattr(config, name), str) and _UNREAD.search(value):
+            raise ConfigError(f"{name}: expected UTF-8 text, not {value!a}")
+    return config
 
 
 class _Given(NamedTuple):
@@ -171,7 +177,7 @@ def _from_file(file: str | Path | None) -> list[_Given]:
     if file is None:
         return []
     try:
-        table = tomllib.loads(Path(file).expanduser().read_text())
+        table = tomllib.loads(Path(file).expanduser().read_text("utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file}: cannot be read: {getattr(error, 'strerror', None) or 'not UTF-8'}") from error
     except tomllib.TOMLDecodeError as error:
@@ -207,10 +213,9 @@ def _convert(given: _Given, setting: Setting) -> object:
     try:
         converted: object = msgspec.convert(value, setting.type, strict=given.typed)
     except msgspec.ValidationError as error:
-        wanted = ", ".join(setting.choices) or str(error).removeprefix("Expected ").partition(", got ")[0]
-        raise ConfigError(f"{given.source}: expected {_plain(wanted)}, not {given.value!r}") from error
+        raise ConfigError(f"{given.source}: expected {_allowed(setting)}, not {given.value!r}") from error
     if isinstance(converted, float) and not math.isfinite(converted):
-        raise ConfigError(f"{given.source}: expected a finite number, not {given.value!r}")
+        raise ConfigError(f"{given.source}: expected {_allowed(setting)}, not {given.value!r}")
     return converted
 
 
@@ -220,9 +225,17 @@ def _bytes(text: str) -> object:
     return int(found[1]) * _SIZES[(found[2] or "b").lower()] if found else text
 
 
-def _plain(wanted: str) -> str:
-    """msgspec's name of a type in a reader's words."""
-    names = {"`int`": "a whole number", "`float`": "a number", "`bool`": "true or false", "`str`": "text"}
-    for name, words in names.items():
-        wanted = wanted.replace(name, words)
-    return wanted
+def _allowed(setting: Setting) -> str:
+    """What a setting takes, in a reader's words; its limits come from its annotation alone."""
+    kind, *about = get_args(setting.type)
+    if setting.choices:
+        return ", ".join(setting.choices)
+    limits = next((meta for meta in about if isinstance(meta, Meta)), Meta())
+    if setting.in_bytes:
+        return f"a number of bytes, at least {_shown(setting, limits.ge)}, plain or with KiB, MiB or GiB"
+    words = {int: "a whole number", float: "a number", bool: "true or false"}.get(kind, "text")
+    if limits.ge is not None and limits.le is not None:
+        return f"{words} from {limits.ge:g} to {limits.le:g}"
+    if limits.ge is not None:
+        return f"{words}, at least {limits.ge:g}"
+    return words if limits.gt is None else f"{words} greater than {limits.gt:g}"

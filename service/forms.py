@@ -101,6 +101,25 @@ def wrong(name: str, value: object, allowed: str) -> InvalidValue:
     return InvalidValue(f"{name} must be {allowed}, not {shown!r}", param=name)
 
 
+def kind_of(value: object) -> str:
+    """What a value of JSON's is, in words."""
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "true or false"
+        case int():
+            return "a whole number"
+        case float():
+            return "a number"
+        case str():
+            return "a string"
+        case list():
+            return "a list"
+        case _:
+            return "an object"
+
+
 def _shown(value: object) -> str:
     return msgspec.json.encode(value).decode()
 
@@ -242,4 +261,4 @@ def _limits(kind: inspect.IntType | inspect.FloatType) -> str:
 def ignored_header(names: Iterable[str]) -> str | None:
     """The value of x-starling-ignored: names in the order given, each once, escaped; None when there are none."""
     known = list(dict.fromkeys(names))[:MAX_IGNORED]
-    return ", ".join(quote(name[:SHOWN], safe="[]", errors="replace") for name in known) or None
+    return ", ".join(quote(name[:SHOWN], safe="[]", errors="replace") or '""' for name in known) or None

@@ -16,7 +16,7 @@ from typing import Any
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from protocol.errors import InternalError
+from protocol.errors import InternalError, NotFound
 from service import errors
 
 log = logging.getLogger("starling.http")
@@ -35,6 +35,9 @@ class Exchange:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":
+            await _refuse_websocket(scope, receive, send)
+            return
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
@@ -48,6 +51,18 @@ class Exchange:
             await exchange.fail()
         finally:
             _note(scope, exchange.status, time.perf_counter() - began, request_id)
+
+
+async def _refuse_websocket(scope: Scope, receive: Receive, send: Send) -> None:
+    """There is none on any path: an answer like any other one's, where the server can give it (ASGI's extension)."""
+    request_id = request_id_of(Headers(scope=scope))
+    refusal = errors.response(NotFound(f"there is no WebSocket at {scope['path'][:100]}; GET /v1 lists what there is"))
+    refusal.headers["x-request-id"] = request_id
+    if "websocket.http.response" in (scope.get("extensions") or {}):
+        await refusal(scope, receive, send)
+    else:
+        await send({"type": "websocket.close"})
+    _note({**scope, "method": "WebSocket"}, refusal.status_code, 0.0, request_id)
 
 
 def request_id_of(headers: Headers) -> str:

@@ -99,6 +99,9 @@ class Form:
         self._name = options.get(b"name", b"").decode("utf-8", "replace")
         if not self._name:
             raise InvalidRequest("a part of the form has no name")
+        part = Entry(self._name, None)
+        if part.base == FILE and part.key is None:
+            self._name = FILE  # `file[]`, as some clients write every field.
         # What a file is called never matters, only that it is one: `filename*` is no form's own, but sent.
         is_file = b"filename" in options or "filename*=" in self._disposition.lower()
         self._text = None if is_file else bytearray()

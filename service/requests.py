@@ -205,4 +205,5 @@ def check_model(request: TranscriptRequest, task: Task, model: Model) -> None:
     for param, code in asked:
         if code is not None and code not in model.languages:
             some = ", ".join(model.languages[:8]) + (", …" if len(model.languages) > 8 else "")
-            raise forms.wrong(param, languages.NAMES[code], f"a language that the model {model.id} knows ({some})")
+            known = f"a language that the model {model.id} knows ({some})"
+            raise InvalidValue(f"{param} must be {known}, not {languages.NAMES[code].title()}", param=param)

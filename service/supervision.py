@@ -259,6 +259,8 @@ class Place:
                 return _Idle()
             process.kill()
             silent = asyncio.get_running_loop().time() - self._quiet_since
+            for ticket in self._held.values():
+                ticket.fail(_ended(silent, jobs=len(self._held)))
             return f"it was silent for {silent:.3g} s with a job in hand"
         except FrameError as error:
             process.kill()
@@ -315,6 +317,13 @@ def _broken(name: str, times: int, why: str) -> WorkerCrashed:
     return WorkerCrashed(
         f"the {name} worker failed to start {times} times in a row ({why}); the server's log has the details",
         retry=False,
+    )
+
+
+def _ended(silent: float, *, jobs: int) -> WorkerCrashed:
+    """What the jobs of a process hear that was ended for its silence. A job that was alone would do it again."""
+    return WorkerCrashed(
+        f"the worker said nothing for {silent:.3g} s and was ended", retry=False if jobs == 1 else None
     )
 
 

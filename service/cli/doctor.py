@@ -58,7 +58,7 @@ def run(config: Config, *, as_json: bool) -> int:
     """Print the report. 1 when something in it keeps the service from serving."""
     checks = list(examine(config, os.environ))
     if as_json:
-        sys.stdout.write(msgspec.json.encode(checks).decode() + "\n")
+        sys.stdout.buffer.write(msgspec.json.encode(checks) + b"\n")
     else:
         show(checks, Console(highlight=False))
     return 1 if any(check.status == "stop" for check in checks) else 0
@@ -121,7 +121,7 @@ def computing(config: Config) -> Iterator[Check]:
     """Backend, BLAS and compiler, as a worker process finds them."""
     command = [sys.executable, "-P", "-m", "workers.oracle", "--data-dir", config.data_dir]
     try:
-        asked = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_S, check=True)
+        asked = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=PROBE_S, check=True)
         probe = msgspec.json.decode(asked.stdout.strip().splitlines()[-1], type=Probe)
     except (subprocess.SubprocessError, msgspec.DecodeError, IndexError) as error:
         said = (getattr(error, "stderr", "") or "").strip().splitlines()

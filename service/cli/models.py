@@ -38,7 +38,7 @@ def show(config: Config, *, as_json: bool) -> int:
     if listed.returncode:
         return listed.returncode
     if as_json:
-        sys.stdout.write(listed.stdout.decode())
+        sys.stdout.buffer.write(listed.stdout)
         return 0
     table = Table(box=None, pad_edge=False)
     for heading in ("model", "from", "size", "state"):
@@ -59,7 +59,9 @@ def state(entry: Entry) -> str:
     """In words, with what would change it."""
     if entry.ready:
         return "ready"
-    return "converted on first use" if entry.source == "starter" else f"not whole: starling get {entry.id}"
+    if entry.source != "starter":
+        return f"not whole: starling get {entry.id}"
+    return "damaged, converted again on first use" if entry.size_bytes else "converted on first use"
 
 
 def _hub(*arguments: str) -> list[str]:

@@ -33,7 +33,7 @@ def started(config: Config, report: Callable[[str], None]) -> Iterator[str]:
 
     It also ends when this process dies, because its standard input ends then.
     """
-    with tempfile.TemporaryFile("w+") as log, _process(config, log) as process:
+    with tempfile.TemporaryFile("w+", errors="replace") as log, _process(config, log) as process:
         url = _address(process)
         if url is None:
             raise Unavailable(_last_words(process, log))
@@ -50,6 +50,7 @@ def _process(config: Config, log: TextIO) -> Iterator[subprocess.Popen[str]]:
         stdout=subprocess.PIPE,
         stderr=log,
         text=True,
+        errors="replace",
         start_new_session=True,
     )
     try:

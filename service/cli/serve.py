@@ -96,6 +96,8 @@ def _log_to_stderr(level: str) -> None:
     )
     # It would say its address again.
     logging.getLogger("hypercorn").setLevel(logging.WARNING)
+    # It warns of every form that it refuses; so do we, to the client and in the request's line.
+    logging.getLogger("python_multipart").setLevel(logging.CRITICAL)
 
 
 async def _serve(config: Config, listening: socket.socket, url: str, *, until_eof: bool) -> int:

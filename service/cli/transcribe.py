@@ -6,6 +6,7 @@ Knows the HTTP contract of one route and how a terminal shows progress; knows no
 from __future__ import annotations
 
 import io
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -27,6 +28,10 @@ TIMEOUT = httpx.Timeout(10.0, read=None, write=120.0)
 """An answer takes as long as the recording needs: the service itself ends what hangs."""
 
 
+NAME = "recording"
+"""What every upload is called: its own name may be in any encoding, and the service does not look at it."""
+
+
 @dataclass(frozen=True)
 class Wanted:
     """What is asked of the service for every file."""
@@ -44,7 +49,12 @@ class Wanted:
     @property
     def fields(self) -> dict[str, str]:
         given = {"language": self.language, "prompt": self.prompt, "model": self.model}
-        return {"response_format": self.format} | {name: value for name, value in given.items() if value}
+        return {"response_format": self.format} | {name: _utf8(value) for name, value in given.items() if value}
+
+
+def _utf8(argument: str) -> str:
+    """A word of the command line as UTF-8, whatever the locale took it for."""
+    return os.fsencode(argument).decode("utf-8", "replace")
 
 
 class Refused(Exception):
@@ -119,7 +129,7 @@ def _ask(client: httpx.Client, service: str, path: Path, wanted: Wanted, screen:
     """The service's answer as text. Raises Refused."""
     try:
         with screen.file(path) as progress, Upload(path, progress) as file:
-            answer = client.post(service + wanted.path, data=wanted.fields, files={"file": (path.name, file)})
+            answer = client.post(service + wanted.path, data=wanted.fields, files={"file": (NAME, file)})
     except OSError as error:
         raise Refused(error.strerror or str(error)) from error
     except httpx.HTTPError as error:
@@ -212,7 +222,7 @@ class Screen:
             self._bar.start()
             return
         partial = target.with_name(target.name + ".part")
-        partial.write_text(whole)
+        partial.write_text(whole, "utf-8")
         partial.replace(target)
         self._console.print(f"{target}", highlight=False, markup=False, soft_wrap=True)
 

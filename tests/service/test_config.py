@@ -70,13 +70,29 @@ def test_a_folder_is_made_absolute(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 @pytest.mark.parametrize(
     ("environ", "message"),
     [
-        ({"STARLING_PORT": "many"}, "STARLING_PORT: expected a whole number, not 'many'"),
-        ({"STARLING_PORT": "99999"}, "STARLING_PORT: expected a whole number <= 65535, not '99999'"),
+        ({"STARLING_PORT": "many"}, "STARLING_PORT: expected a whole number from 0 to 65535, not 'many'"),
+        ({"STARLING_PORT": "99999"}, "STARLING_PORT: expected a whole number from 0 to 65535, not '99999'"),
         ({"STARLING_OFFLINE": "maybe"}, "STARLING_OFFLINE: expected true or false, not 'maybe'"),
-        ({"STARLING_GRACE": "inf"}, "STARLING_GRACE: expected a finite number, not 'inf'"),
-        ({"STARLING_MAX_JSON_BYTES": "1 GB"}, "STARLING_MAX_JSON_BYTES: expected a whole number, not '1 GB'"),
+        ({"STARLING_GRACE": "inf"}, "STARLING_GRACE: expected a number, at least 0, not 'inf'"),
+        ({"STARLING_GRACE": "nan"}, "STARLING_GRACE: expected a number, at least 0, not 'nan'"),
+        ({"STARLING_START_WAIT": "nan"}, "STARLING_START_WAIT: expected a number greater than 0, not 'nan'"),
+        ({"STARLING_START_WAIT": "0"}, "STARLING_START_WAIT: expected a number greater than 0, not '0'"),
+        (
+            {"STARLING_MAX_JSON_BYTES": "1 GB"},
+            "STARLING_MAX_JSON_BYTES: expected a number of bytes, at least 1, plain or with KiB, MiB or GiB, "
+            "not '1 GB'",
+        ),
+        (
+            {"STARLING_MEDIA_MEMORY_BYTES": "1KiB"},
+            "STARLING_MEDIA_MEMORY_BYTES: expected a number of bytes, at least 64MiB, plain or with KiB, MiB or GiB, "
+            "not '1KiB'",
+        ),
         ({"STARLING_LOG_LEVEL": "loud"}, "STARLING_LOG_LEVEL: expected debug, info, warning, error, not 'loud'"),
         ({"STARLING_PROT": "1"}, "STARLING_PROT: unknown setting; did you mean STARLING_PORT?"),
+        (
+            {"STARLING_WHISPER_MODEL": "caf\udce9"},
+            "whisper_model: expected UTF-8 text, not 'caf\\udce9'",
+        ),
         ({"STARLING_XYZZY": "1"}, "STARLING_XYZZY: unknown setting"),
     ],
 )
@@ -85,14 +101,14 @@ def test_a_bad_variable_is_refused_by_name(environ: dict[str, str], message: str
 
 
 def test_a_bad_flag_is_refused_by_name() -> None:
-    assert refusal(whisper_workers="0") == "--whisper-workers: expected a whole number >= 1, not '0'"
+    assert refusal(whisper_workers="0") == "--whisper-workers: expected a whole number from 1 to 64, not '0'"
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("port = '8080'", "port: expected a whole number, not '8080'"),
-        ("port = true", "port: expected a whole number, not True"),
+        ("port = '8080'", "port: expected a whole number from 0 to 65535, not '8080'"),
+        ("port = true", "port: expected a whole number from 0 to 65535, not True"),
         ("[server]\nport = 1", "server: unknown setting"),
         ("max-upload-bytes = 1", "max-upload-bytes: unknown setting; did you mean max_upload_bytes?"),
         ("port = ", "not TOML: Invalid value (at end of document)"),

@@ -183,6 +183,7 @@ def test_unknown_fields_are_told() -> None:
 
 def test_the_header_of_ignored_names_is_escaped_and_short() -> None:
     assert forms.ignored_header([]) is None
+    assert forms.ignored_header(["", "user", ""]) == '"", user'
     assert forms.ignored_header(["user", "user", "a b,c", "ü\r\n", "x[y]"]) == "user, a%20b%2Cc, %C3%BC%0D%0A, x[y]"
     assert forms.ignored_header(f"f{number}" for number in range(99)) == ", ".join(f"f{number}" for number in range(20))
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -20,7 +23,7 @@ def test_a_wrong_setting_ends_with_2_and_its_name(
 ) -> None:
     monkeypatch.setenv("STARLING_PORT", "many")
     assert main(["doctor"]) == 2
-    assert capsys.readouterr().err == "starling: STARLING_PORT: expected a whole number, not 'many'\n"
+    assert capsys.readouterr().err == "starling: STARLING_PORT: expected a whole number from 0 to 65535, not 'many'\n"
 
 
 def test_the_file_may_be_named_by_the_environment(
@@ -38,3 +41,12 @@ def test_an_unknown_flag_ends_with_2(capsys: pytest.CaptureFixture[str]) -> None
         main(["serve", "--prot", "1"])
     assert ended.value.code == 2
     assert "--prot" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["doctor", "models"])
+def test_a_terminal_may_know_ascii_alone(tmp_path: Path, command: str) -> None:
+    arguments = [sys.executable, "-m", "service", command, "--data-dir", str(tmp_path / "dätä")]
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(arguments, capture_output=True, env=environment, timeout=120)
+    assert b"Traceback" not in done.stderr
+    assert done.stdout.isascii() and len(done.stdout.splitlines()) > 2

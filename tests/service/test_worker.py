@@ -509,9 +509,24 @@ async def test_a_process_killed_while_idle_is_started_again() -> None:
 async def test_a_job_over_which_a_process_is_silent_is_ended_with_it() -> None:
     async with pool(stall=0.5) as worker, begun(worker, "hang") as hung:
         pid = worker.stats()[0].pid
-        with pytest.raises(WorkerCrashed):
+        with pytest.raises(WorkerCrashed, match=r"the worker said nothing for 0\.5\d* s and was ended") as caught:
             await hung
+        assert caught.value.retry is False
         assert await samples(worker, "pid") != pid
+
+
+async def test_of_several_jobs_over_which_a_process_is_silent_each_may_be_tried_again() -> None:
+    async with pool(stall=0.5) as worker, begun(worker, "hold") as other, begun(worker, "hang") as hung:
+        for job in (other, hung):
+            with pytest.raises(WorkerCrashed, match="and was ended") as caught:
+                await job
+            assert caught.value.retry is None
+
+
+async def test_a_crash_is_called_one() -> None:
+    async with pool() as worker:
+        crashed = await failure(worker, "crash")
+        assert (crashed.message, crashed.retry) == ("the worker crashed while it worked on this request", None)
 
 
 async def test_silence_without_a_job_is_no_stall() -> None:

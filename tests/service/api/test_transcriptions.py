@@ -256,6 +256,14 @@ def test_other_files_are_ignored_and_told(service: Scripted) -> None:
     assert (reply.status, reply.headers["x-starling-ignored"]) == (200, "cover")
 
 
+@pytest.mark.parametrize("name", ["file[]", "file[0]"])
+def test_a_file_may_be_called_as_in_a_list(service: Scripted, name: str) -> None:
+    assert service.post((name, WAV, "a.wav"), file=None).status == 200
+    two = service.post((name, WAV, "a.wav"), ("file", WAV, "b.wav"), file=None)
+    assert two.error == (400, "invalid_value", "file")
+    assert service.post((name, "text"), file=None).error == (400, "invalid_value", "file")
+
+
 def test_an_empty_file_is_empty_audio(service: Scripted) -> None:
     assert service.post(file=b"").error == (400, "empty_audio", "file")
 
@@ -342,6 +350,26 @@ def test_json_carries_the_file_in_base64(service: Scripted, members: dict[str, A
     assert (reply.status, reply.json["text"]) == (200, TEXT)
     assert (service.decoding.language, service.decoding.temperature) == ("de", (0.0, 0.5))
     assert "x-starling-ignored" not in reply.headers
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b'{"file": 7}', "file must be the recording in base64, not a whole number"),
+        (b'{"file": 0.5}', "file must be the recording in base64, not a number"),
+        (b'{"file": true}', "file must be the recording in base64, not true or false"),
+        (b'{"audio": {}}', "audio must be the recording in base64, not an object"),
+        (b'{"file": []}', "file must be the recording in base64, not a list"),
+        (b'{"a": [1e999]}', "the body is no valid JSON: Number out of range"),
+    ],
+)
+def test_json_is_refused_in_words_of_its_own(service: Scripted, body: bytes, message: str) -> None:
+    assert post_json(service, body).json["error"]["message"] == message
+
+
+def test_a_member_without_a_name_is_told_as_ignored(service: Scripted) -> None:
+    reply = post_json(service, {"file": ENCODED, "": 1, "user": "me"})
+    assert (reply.status, reply.headers["x-starling-ignored"]) == (200, '"", user')
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import signal
@@ -28,15 +29,17 @@ class Started:
     def __init__(self, folder: Path) -> None:
         # A model that is not there: this is about the process, and nothing has to be loaded.
         flags = ["--port", "0", "--whisper-model", "no/such", "--offline", "--until-eof", "--grace", "0.5"]
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "service", "serve", "--data-dir", str(folder), *flags],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            env=ENVIRONMENT,
-            start_new_session=True,
-        )
+        self.log = folder.with_name("log")
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "service", "serve", "--data-dir", str(folder), *flags],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                env=ENVIRONMENT,
+                start_new_session=True,
+            )
         assert self.process.stdout is not None
         self.first = self.process.stdout.readline()
 
@@ -109,6 +112,48 @@ def test_a_data_directory_that_cannot_be_is_refused(tmp_path: Path, capsys: pyte
     (tmp_path / "file").touch()
     assert main(["serve", "--port", "0", "--data-dir", str(tmp_path / "file" / "x")]) == 1
     assert "cannot be made (Not a directory): see --data-dir" in capsys.readouterr().err
+
+
+def exchange(url: str, request: bytes) -> bytes:
+    """What comes back until the server closes the connection or is silent for a second."""
+    host, _, port = url.removeprefix("http://").partition(":")
+    said = b""
+    with socket.create_connection((host, int(port)), timeout=1) as connection:
+        connection.sendall(request)
+        try:
+            while chunk := connection.recv(65536):
+                said += chunk
+        except TimeoutError:
+            pass
+    return said
+
+
+@pytest.mark.parametrize("path", ["/v1/realtime", "/v1/audio/transcriptions", "/health"])
+def test_an_upgrade_to_a_websocket_is_refused_like_any_unknown_path(started: Started, path: str) -> None:
+    key = "sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\nsec-websocket-version: 13\r\n"
+    upgrade = (
+        f"GET {path} HTTP/1.1\r\nhost: x\r\nupgrade: websocket\r\nconnection: upgrade\r\n{key}x-request-id: r-1\r\n"
+    )
+    head, _, body = exchange(started.url, f"{upgrade}\r\n".encode()).partition(b"\r\n\r\n")
+    assert head.splitlines()[0].startswith(b"HTTP/1.1 404")
+    assert b"x-request-id: r-1" in head.splitlines()
+    assert json.loads(body)["error"] == {
+        "message": f"there is no WebSocket at {path}; GET /v1 lists what there is",
+        "type": "not_found_error",
+        "param": None,
+        "code": "not_found",
+    }
+
+
+def test_a_form_that_is_none_is_one_line_of_the_log(started: Started) -> None:
+    head = "POST /v1/audio/transcriptions HTTP/1.1\r\nhost: x\r\nconnection: close\r\nx-request-id: r-2\r\n"
+    request = f"{head}content-type: multipart/form-data; boundary=b\r\ncontent-length: 9\r\n\r\nno form\r\n"
+    assert exchange(started.url, request.encode()).startswith(b"HTTP/1.1 400")
+    started.process.terminate()
+    started.process.wait()
+    lines = started.log.read_text().splitlines()
+    assert [line for line in lines if "multipart" in line or "boundary" in line] == []
+    assert [line.rpartition(" ")[2] for line in lines if "transcriptions" in line] == ["r-2"]
 
 
 def test_when_time_is_over_every_client_counts_as_gone() -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -71,6 +74,23 @@ def test_a_refusal_is_given_in_the_services_words(
     parts.media._script = {Decode: [UndecodableAudio("it is no audio")]}
     assert run([recording], Wanted(), None, url, Config()) == 1
     assert capsys.readouterr() == ("", f"{recording}: it is no audio\n")
+
+
+@pytest.mark.port
+@pytest.mark.parametrize("locale", [{}, {"LC_ALL": "C", "PYTHONUTF8": "0"}, {"PYTHONIOENCODING": "ascii"}])
+def test_a_name_and_a_prompt_may_be_in_any_encoding(serving: Serve, tmp_path: Path, locale: dict[str, str]) -> None:
+    url, parts = serving()
+    recording = os.fsencode(tmp_path) + b"/bad\xff.wav"
+    try:
+        Path(os.fsdecode(recording)).write_bytes(WAV)
+    except OSError:
+        pytest.skip("file names are always UTF-8 here")
+    command = [sys.executable, "-m", "service", "transcribe", "--url", url, "--prompt", "Grüße".encode()]
+    environment = {**os.environ, **locale}
+    done = subprocess.run([*command, recording, b"no\xff.wav"], capture_output=True, env=environment, timeout=60)
+    assert (done.returncode, done.stdout) == (1, f"{TEXT}\n".encode())
+    assert done.stderr in (b"no\\udcff.wav: No such file or directory\n", b"no\xff.wav: No such file or directory\n")
+    assert parts.decoding.prompt == "Grüße"
 
 
 @pytest.mark.port

