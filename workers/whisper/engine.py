@@ -20,6 +20,7 @@ from protocol.settings import WhisperSettings
 from workers import blas
 from workers.loop import Emit
 from workers.whisper.backend import describe
+from workers.whisper.cpu.memory import share_heap
 from workers.whisper.decoding.fallback import Kit
 from workers.whisper.needs import Align, Ask, Encode, Need, Pause, Prefill, Step
 from workers.whisper.refusal import refuse
@@ -256,6 +257,7 @@ def build(settings: WhisperSettings, report: Callable[[Loading], None]) -> Whisp
     if library.slow:
         _log.warning("MLX runs on the reference BLAS, fifty times slower than OpenBLAS: %s", library.reason)
     report(Loading("importing MLX"))
+    share_heap()
     import mlx.core as mx
 
     from workers.whisper.load import load

@@ -1,14 +1,15 @@
 """A job's audio: spans of a spool file read as one recording, and its times mapped back. Knows no mel and no model.
 
-The file is mapped, never loaded: four hours cost what one window costs.
+Read piece by piece, neither loaded nor mapped: four hours cost what one window costs.
 """
 
 from __future__ import annotations
 
+import os
+import weakref
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -21,18 +22,33 @@ FULL_SCALE = 32768.0
 """What mlx-whisper's loader divides its 16-bit samples by."""
 
 
+SAMPLE_BYTES = 2
+
+
+class Spool:
+    """A spool file, open for as long as anybody reads it: its owner may remove it meanwhile."""
+
+    def __init__(self, path: str) -> None:
+        self._fd = os.open(path, os.O_RDONLY)
+        weakref.finalize(self, os.close, self._fd)
+        self.samples = os.fstat(self._fd).st_size // SAMPLE_BYTES
+
+    def read(self, start: int, stop: int) -> npt.NDArray[np.int16]:
+        data = os.pread(self._fd, (stop - start) * SAMPLE_BYTES, start * SAMPLE_BYTES)
+        return np.frombuffer(data, "<i2")
+
+
 class Recording:
     """Spans of 16 kHz s16le, joined. Positions are samples of the joined recording, from 0."""
 
-    def __init__(self, path: str, start: int, stop: int, spans: Sequence[tuple[int, int]] | None = None) -> None:
+    def __init__(self, spool: Spool, start: int, stop: int, spans: Sequence[tuple[int, int]] | None = None) -> None:
         """`start`, `stop`: samples of the file. `spans`: the parts to hear, in samples from `start`; None: all."""
-        held = Path(path).stat().st_size // 2
-        stop = min(stop, held)
+        stop = min(stop, spool.samples)
         whole = max(0, stop - start)
         parts = [(0, whole)] if spans is None else [(max(0, a), min(b, whole)) for a, b in spans]
         parts = [(a, b) for a, b in parts if b > a]
-        # An empty file cannot be mapped.
-        self._pcm = np.memmap(path, dtype="<i2", mode="r")[start:stop] if whole else np.zeros(0, "<i2")
+        self._spool = spool
+        self._start = start
         self._spans = parts
         self._ends = list(accumulate(b - a for a, b in parts))
         self._begins = [end - (b - a) for end, (a, b) in zip(self._ends, parts, strict=True)]
@@ -53,7 +69,8 @@ class Recording:
         for begin, end, (first, _) in zip(self._begins, self._ends, self._spans, strict=True):
             a, b = max(start, begin), min(stop, end)
             if a < b:
-                found[a - start : b - start] = self._pcm[first + a - begin : first + b - begin]
+                at = self._start + first - begin
+                found[a - start : b - start] = self._spool.read(at + a, at + b)
         found /= FULL_SCALE
         return found
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import codecs
 import string
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any
 
@@ -17,10 +18,23 @@ SPACELESS = frozenset({"zh", "ja", "th", "lo", "my", "yue"})
 """Languages written without spaces; their words are taken to be characters (openai/whisper tokenizer.py)."""
 
 
+@dataclass(frozen=True)
+class _Vocabulary:
+    """tiktoken's Encoding without the special tokens, which it would hold in a regex for each of 128 threads, 13 MB."""
+
+    encoding: Any
+    specials: dict[str, int]
+    unspoken: tuple[int, ...]
+
+
 @cache
-def _encoding(name: str, languages: int) -> Any:
-    """A tiktoken.Encoding, built without its package's plug-in folder."""
-    return reference.module("tokenizer").get_encoding(name=name, num_languages=languages)
+def _vocabulary(name: str, languages: int) -> _Vocabulary:
+    tokenizer = reference.module("tokenizer")
+    whole = tokenizer.get_encoding.__wrapped__(name=name, num_languages=languages)  # as if it had no cache
+    # The attributes are private, but they are what tiktoken's README builds on.
+    plain = type(whole)(name=name, pat_str=whole._pat_str, mergeable_ranks=whole._mergeable_ranks, special_tokens={})
+    marks = tokenizer.Tokenizer(encoding=whole, num_languages=languages).non_speech_tokens
+    return _Vocabulary(plain, dict(whole._special_tokens), tuple(marks))
 
 
 class Tokenizer:
@@ -31,7 +45,8 @@ class Tokenizer:
         (mlx_whisper/whisper.py: is_multilingual, num_languages)."""
         self.multilingual = n_vocab >= 51865
         languages = n_vocab - 51765 - int(self.multilingual)
-        self._encoding = _encoding("multilingual" if self.multilingual else "gpt2", languages)
+        self._vocabulary = _vocabulary("multilingual" if self.multilingual else "gpt2", languages)
+        self._names = {token: name for name, token in self._vocabulary.specials.items()}
         codes = tuple(reference.module("tokenizer").LANGUAGES)[:languages]
         self.languages: tuple[str, ...] = codes if self.multilingual else ("en",)
         """Codes in token order."""
@@ -43,7 +58,7 @@ class Tokenizer:
         self.timestamp_begin = self._special("0.00")
 
     def _special(self, name: str) -> int:
-        return int(self._encoding.encode_single_token(f"<|{name}|>"))
+        return self._vocabulary.specials[f"<|{name}|>"]
 
     def language_token(self, code: str) -> int:
         return self.sot + 1 + self.languages.index(code)
@@ -63,19 +78,21 @@ class Tokenizer:
     def unspoken(self) -> tuple[int, ...]:
         """Never to be said: marks of annotations and the special tokens that steer the model."""
         steering = ("transcribe", "translate", "startoftranscript", "startofprev", "startoflm", "nospeech")
-        plain = reference.module("tokenizer").Tokenizer(encoding=self._encoding, num_languages=len(self.languages))
-        return tuple(sorted({*plain.non_speech_tokens, *(self._special(name) for name in steering)}))
+        return tuple(sorted({*self._vocabulary.unspoken, *map(self._special, steering)}))
 
     def encode(self, text: str) -> list[int]:
         """Text that looks like a special token is text: it comes from clients."""
-        return list(self._encoding.encode(text, disallowed_special=()))
+        return list(self._vocabulary.encoding.encode(text))
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The reference's text, timestamps left out, with U+FFFD for halves of characters: to be measured, not read."""
-        return str(self._encoding.decode([token for token in tokens if token < self.timestamp_begin]))
+        whole = b"".join(self.bytes_of(token) for token in tokens if token < self.timestamp_begin)
+        return whole.decode(errors="replace")
 
     def bytes_of(self, token: int) -> bytes:
-        return bytes(self._encoding.decode_single_token_bytes(token))
+        if token >= self.eot:
+            return self._names[token].encode()
+        return bytes(self._vocabulary.encoding.decode_single_token_bytes(token))
 
     def split_words(self, tokens: Sequence[int], language: str) -> list[tuple[str, list[int]]]:
         """Words with the tokens that make them; joined they are the text. `tokens` may end with eot, a word of its

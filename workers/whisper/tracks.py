@@ -14,7 +14,7 @@ from workers.loop import Emit
 from workers.whisper.decoding.fallback import Kit
 from workers.whisper.mel import HOP
 from workers.whisper.needs import Ask, Encode, Need, Pause
-from workers.whisper.recording import Recording
+from workers.whisper.recording import Recording, Spool
 from workers.whisper.timeline import Timeline
 from workers.whisper.transcript import Outlet, Spent, Tongue, Transcript
 from workers.whisper.vocabulary import fit
@@ -141,11 +141,11 @@ class Running:
 
 def _recordings(job: Transcribe) -> list[Recording]:
     """One for each track. Independent spans too short for a frame are nothing to hear."""
-    audio = job.audio
+    audio, spool = job.audio, Spool(job.audio.path)
     if job.spans is None:
-        return [Recording(audio.path, audio.start, audio.stop)]
+        return [Recording(spool, audio.start, audio.stop)]
     spans = [(span.start, span.stop) for span in job.spans]
     if not job.independent:
-        return [Recording(audio.path, audio.start, audio.stop, spans)]
-    each = [Recording(audio.path, audio.start, audio.stop, [span]) for span in spans]
+        return [Recording(spool, audio.start, audio.stop, spans)]
+    each = [Recording(spool, audio.start, audio.stop, [span]) for span in spans]
     return [recording for recording in each if recording.samples >= HOP]

@@ -51,3 +51,25 @@ def test_a_character_split_over_two_feeds_appears_once_whole() -> None:
 
 def test_timestamps_have_no_text() -> None:
     assert TextStream(TOKENIZER).feed([50364, *TOKENIZER.encode(" Hi"), 50400, 50257]) == " Hi"
+
+
+@pytest.mark.parametrize(("n_vocab", "languages"), [(51864, 99), (51865, 99), (51866, 100)])
+def test_tokens_and_specials_are_the_references(fast_blas: blas.Blas, n_vocab: int, languages: int) -> None:
+    from mlx_whisper.tokenizer import get_tokenizer
+
+    theirs = get_tokenizer(n_vocab > 51864, num_languages=languages, language="en", task="transcribe")
+    ours = Tokenizer(n_vocab)
+    assert (ours.eot, ours.sot, ours.sot_prev, ours.no_speech, ours.no_timestamps, ours.timestamp_begin) == (
+        theirs.eot,
+        theirs.sot,
+        theirs.sot_prev,
+        theirs.no_speech,
+        theirs.no_timestamps,
+        theirs.timestamp_begin,
+    )
+    assert set(theirs.non_speech_tokens) < set(ours.unspoken)
+    text = "Grüße, <|endoftext|> 今日は 5,50 €\n\n  <|notimestamps|>x"
+    assert ours.encode(text) == theirs.encoding.encode(text, disallowed_special=())
+    said = [ours.sot, ours.no_timestamps, *ours.encode(text)[:9], ours.eot, ours.timestamp_begin + 5]
+    assert ours.decode(said) == theirs.decode(said)
+    assert ours.decode(ours.encode("𠮷")[:2]) == theirs.decode(ours.encode("𠮷")[:2])

@@ -1,10 +1,9 @@
-"""The elementwise kernels that MLX's CPU backend lacks a fast form of, and the malloc settings they need.
+"""The elementwise kernels that MLX's CPU backend lacks a fast form of.
 
 Knows how MLX compiles for the CPU; knows nothing of Whisper. Every function is right without a compiler too
 (mx.compile then runs the same operations one by one, about four times slower).
 """
 
-import ctypes
 import shutil
 import subprocess
 import sys
@@ -86,18 +85,3 @@ class Kernels:
     def exp2_below_max(self, x: mx.array) -> mx.array:
         """The same of x - max(x) over the last axis: safe for any finite scores."""
         return self.exp2(x - mx.max(x, axis=-1, keepdims=True))
-
-
-def keep_memory() -> None:
-    """Tell glibc to keep freed blocks: MLX's CPU buffers are plain malloc, and mmap per buffer costs page faults.
-
-    Called once the weights are loaded, so that what loading freed has gone back to the system first.
-    """
-    if not sys.platform.startswith("linux"):
-        return
-    libc = ctypes.CDLL(None)
-    if not hasattr(libc, "mallopt"):  # musl
-        return
-    libc.malloc_trim(0)
-    libc.mallopt(-3, 1 << 30)  # M_MMAP_THRESHOLD
-    libc.mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD
