@@ -107,14 +107,14 @@ class Exchange:
 
     async def until(self, text: bytes) -> None:
         """Until `text` has come."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while text not in self.body:
                 self.answered.clear()
                 await self.answered.wait()
 
     async def done(self) -> None:
         assert self.task is not None
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await self.task
 
 
