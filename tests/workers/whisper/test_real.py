@@ -20,11 +20,7 @@ SPEECH = Path(__file__).parents[3] / ".." / "shared" / "speech"
 CLIPS = (
     "ls-367-130732-0000",
     "pv-ja",
-    "pv-ko",
     "nst-sv-03",
-    "aishell-BAC009S0724W0121",
-    "asterisk-ru-vm-intro",
-    "pv-de",
     "pv-it",
 )
 SILENCE = 10.0
