@@ -29,6 +29,7 @@ def main() -> None:
     parser.add_argument("--model", default="whisper-base", help="a starter's name (default: whisper-base)")
     parser.add_argument("--data-dir", type=Path, default=Path(Config().data_dir), help="where the models are")
     parser.add_argument("--without", action="append", default=[], choices=PEERS, help="leave a peer out")
+    parser.add_argument("--clip", type=int, action="append", help="only these, counted from 0, the shortest first")
     options = parser.parse_args()
     console = Console()
     console.print(f"{platform.platform()}, {os.cpu_count()} cores, Python {platform.python_version()}")
@@ -39,7 +40,8 @@ def main() -> None:
     ):
         rest, peak = resident_mib(server)
         console.print(f"front end resident: {rest:.0f} MiB at rest, {peak:.0f} MiB while 150 MB pass through")
-        _speed(console, server, options, clips(Path(folder)))
+        files = clips(Path(folder))
+        _speed(console, server, options, [files[number] for number in options.clip or range(len(files))])
         _memory(console, server, "speech worker resident after these")
         apart, at_once, same = together(through_http(server), crowd(Path(folder)), max(1, options.rounds // 2))
         console.print(
