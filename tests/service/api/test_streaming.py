@@ -340,24 +340,26 @@ def test_a_client_that_does_not_read_is_given_up_and_others_are_served(
     tmp_path: Path, quiet: pytest.LogCaptureFixture
 ) -> None:
     async def main(service: Scripted) -> None:
-        more = asyncio.Event()
+        more, deaf = asyncio.Event(), asyncio.Barrier(21)
         many = [said(f" {number}", number) for number in range(1000)]
         service.whisper._script = {Transcribe: [many[0], more, *many[1:], HEARD]}
         async with asyncio.TaskGroup() as group:
             for _ in range(20):
-                group.create_task(unread(service, more))
+                group.create_task(unread(service, deaf))
             async with opened(service.app, "POST", URL, FORM) as reader:
                 reader.send(BODY, more=False)
                 await reader.until(b'"delta":"0"')
+                await deaf.wait()
                 more.set()
             assert events(reader.reply())[-1].name == "transcript.text.done"
         assert (service.left, service.whisper.running, len(service.whisper.cancelled)) == (0, 0, 20)
 
-    async def unread(service: Scripted, more: asyncio.Event) -> None:
+    async def unread(service: Scripted, deaf: asyncio.Barrier) -> None:
         async with opened(service.app, "POST", URL, FORM) as exchange:
             exchange.send(BODY, more=False)
             await exchange.until(b'"delta":"0"')
             exchange.reads.clear()
+            await deaf.wait()
             await exchange.done()
             exchange.leave()
         assert not exchange.complete
@@ -365,6 +367,24 @@ def test_a_client_that_does_not_read_is_given_up_and_others_are_served(
     with scripted(tmp_path, unread_s=0.1) as service:
         asyncio.run(main(service))
     assert quiet.text.count("a client read nothing of its stream for 0.1 s") == 20
+
+
+def test_a_client_that_stops_reading_before_the_very_last_message_is_given_up_too(tmp_path: Path) -> None:
+    async def main(service: Scripted) -> None:
+        async with opened(service.app, "POST", URL, FORM) as exchange:
+            exchange.send(BODY, more=False)
+            await exchange.until(b"transcript.text.delta")
+            # The app's next send is the event that ends the text, then the empty one that ends the body.
+            while b"transcript.text.done" not in exchange.body:
+                await asyncio.sleep(0)
+            exchange.reads.clear()
+            await exchange.done()
+            exchange.leave()
+        assert service.left == 0
+
+    with scripted(tmp_path, unread_s=0.1) as service:
+        service.whisper._script = {Transcribe: [SEGMENTS[0], HEARD]}
+        asyncio.run(main(service))
 
 
 def test_a_client_that_leaves_while_its_stream_begins_leaves_nothing(service: Scripted) -> None:
