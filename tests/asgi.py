@@ -80,6 +80,8 @@ class Exchange:
         self.reads = asyncio.Event()
         """Cleared, the client takes nothing more and the app's `send` waits."""
         self.reads.set()
+        self.stops_at: bytes | None = None
+        """After the message that holds this the client takes nothing more."""
         self._incoming: asyncio.Queue[Message] = asyncio.Queue()
 
     def send(self, chunk: bytes, *, more: bool = True) -> None:
@@ -146,6 +148,8 @@ async def opened(
         await exchange.reads.wait()
         exchange.sent.append(message)
         exchange.answered.set()
+        if exchange.stops_at is not None and exchange.stops_at in message.get("body", b""):
+            exchange.reads.clear()
         if exchange.complete:
             # A client that has its answer goes on to something else: what it does not read ends here.
             exchange.leave()
