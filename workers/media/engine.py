@@ -15,10 +15,10 @@ from pathlib import Path
 import av.logging
 
 from protocol.errors import Failure, InternalError
-from protocol.events import Backend, Decoded, Failed, Loading, Progress, Ready, Speech
+from protocol.events import Backend, Decoded, Loading, Progress, Ready, Speech
 from protocol.jobs import Decode, DetectSpeech, Heard, Job
 from protocol.settings import MediaSettings
-from workers.loop import Emit
+from workers.loop import Emit, failed
 from workers.media.decode import decode_steps
 from workers.media.speech import Silero, detect_steps
 
@@ -113,4 +113,4 @@ class MediaEngine:
             self._tasks.remove(task)
             if isinstance(failure, InternalError):
                 logging.getLogger(__name__).error("a job failed", exc_info=failure)
-            task.emit(Failed(failure.kind, failure.message, failure.param, failure.retry))
+            task.emit(failed(failure))

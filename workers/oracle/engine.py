@@ -14,11 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protocol.errors import EmptyAudio, Failure, InternalError, WrongModelKind
-from protocol.events import Failed, Loading, Ready
+from protocol.events import Loading, Ready
 from protocol.jobs import Heard, Job, Pcm, Transcribe
 from protocol.settings import OracleSettings
 from workers import blas
-from workers.loop import Emit
+from workers.loop import Emit, failed
 from workers.whisper.backend import describe
 from workers.whisper.refusal import refuse
 
@@ -86,7 +86,7 @@ class OracleEngine:
         try:
             audio = read_samples(running.job.audio)
         except Failure as failure:
-            running.emit(Failed(failure.kind, failure.message, failure.param, failure.retry))
+            running.emit(failed(failure))
             return
         self._transcriber.run(audio, running.job, running.emit)
 

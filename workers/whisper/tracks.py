@@ -8,9 +8,9 @@ from functools import partial
 from typing import Any
 
 from protocol.errors import Failure
-from protocol.events import Doubt, Failed, Progress, Segment, Timings, Transcribed, VocabularyReport
+from protocol.events import Doubt, Progress, Segment, Timings, Transcribed, VocabularyReport
 from protocol.jobs import Heard, Transcribe
-from workers.loop import Emit
+from workers.loop import Emit, failed
 from workers.whisper.decoding.fallback import Kit
 from workers.whisper.mel import HOP
 from workers.whisper.needs import Ask, Encode, Need, Pause
@@ -131,7 +131,7 @@ class Running:
         )
 
     def fail(self, failure: Failure) -> None:
-        self._emit(Failed(kind=failure.kind, message=failure.message))
+        self._emit(failed(failure))
 
     def close(self) -> None:
         """Forget it: rows and windows are freed with the tracks."""
