@@ -10,7 +10,7 @@ from typing import Literal
 import msgspec
 
 from protocol.errors import Kind
-from protocol.jobs import Span
+from protocol.jobs import Reached, Span
 
 ModelKind = Literal["whisper"]
 
@@ -86,6 +86,24 @@ class Speech(msgspec.Struct, frozen=True, tag="speech"):
     elapsed_ms: float
 
 
+class Followed(msgspec.Struct, frozen=True, tag="followed"):
+    """Ends Follow. It stops after some 30 s of audio: with `more`, ask again at once."""
+
+    samples: int
+    """In the spool file now."""
+    runs: int
+    """How many of the job's runs are wholly converted."""
+    base: int
+    """Samples before the first run that is not."""
+    probabilities: tuple[float, ...]
+    """Of speech, for each further window of 512 samples; at the end silence fills the last one up."""
+    levels: tuple[float, ...]
+    """Root mean square of the same windows; full scale is 1."""
+    memory: bytes
+    """For the next Follow."""
+    more: bool
+
+
 class Doubt(msgspec.Struct, frozen=True, tag="doubt"):
     """Is there speech between these seconds of the job's audio? The job waits for Heard, others go on."""
 
@@ -155,6 +173,30 @@ class Transcribed(msgspec.Struct, frozen=True, tag="transcribed"):
     """Of the detection; None when the language was given."""
     timings: Timings
     vocabulary: VocabularyReport | None = None
+    reached: Reached | None = None
+    """Where a job on the same audio, grown meanwhile, goes on."""
+
+
+class GuessedWord(msgspec.Struct, frozen=True):
+    """`text` with the space before it."""
+
+    text: str
+    tokens: tuple[int, ...]
+    heard: float
+    """Seconds of the audio up to the frame that its last token listened to most."""
+
+
+class Guessed(msgspec.Struct, frozen=True, tag="guessed"):
+    """Ends Guess."""
+
+    words: tuple[GuessedWord, ...]
+    """Those of `said` included."""
+    tokens: tuple[int, ...]
+    """All that was sampled, timestamps too: a draft for the next job on this audio."""
+    avg_logprob: float
+    no_speech_prob: float
+    compression_ratio: float
+    language: str | None
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
@@ -169,7 +211,7 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     retry: bool | None = None
 
 
-Event = Progress | Decoded | Speech | Segment | Doubt | Transcribed | Failed
+Event = Progress | Decoded | Speech | Followed | Segment | Doubt | Transcribed | Guessed | Failed
 FromWorker = Loading | Ready | Event
-TERMINAL = (Decoded, Speech, Transcribed, Failed)
+TERMINAL = (Decoded, Speech, Followed, Transcribed, Guessed, Failed)
 """After one of these a job's id is free."""

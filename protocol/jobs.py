@@ -97,6 +97,63 @@ class DetectSpeech(msgspec.Struct, frozen=True, tag="detect_speech"):
     """A shorter burst is no speech."""
 
 
+class Raw(msgspec.Struct, frozen=True):
+    """Samples without a container: interleaved frames of `channels`."""
+
+    encoding: Literal["s16le", "s16be", "f32le"] = "f32le"
+    rate: Annotated[int, Meta(ge=8_000, le=48_000)] = SAMPLE_RATE
+    channels: Annotated[int, Meta(ge=1, le=2)] = 1
+
+    @property
+    def frame_bytes(self) -> int:
+        return self.channels * (4 if self.encoding == "f32le" else 2)
+
+
+class Run(msgspec.Struct, frozen=True):
+    """Bytes [start, stop) of a file: raw audio of one format as it was recorded, or one encoded file (`raw` None)."""
+
+    path: str
+    start: int
+    stop: int
+    raw: Raw | None
+
+
+class Follow(msgspec.Struct, frozen=True, tag="follow"):
+    """Convert what was newly recorded and listen for speech in it. Answered by Progress…, Followed.
+
+    The worker remembers where it was, but needs not: after a restart it converts the first run again, up to
+    `samples`, and the same samples come out.
+    """
+
+    runs: tuple[Run, ...]
+    """Those not wholly converted, in order: the first perhaps in part. All but the last are complete."""
+    pcm: str
+    """The spool file that grows. What it holds beyond `samples` is written anew."""
+    base: int
+    """Samples in `pcm` before the first run."""
+    samples: int
+    """Samples in `pcm` that are there already."""
+    ended: bool = False
+    """The last run is complete too: what resamplers hold back is wanted."""
+    heard: int = 0
+    """Windows of 512 samples, from the start of `pcm`, that were listened to."""
+    memory: bytes = b""
+    """What the detector remembered after them (Followed.memory); empty at the start."""
+
+
+class Reached(msgspec.Struct, frozen=True):
+    """Where a transcription stands between two windows, so that another job can go on from there."""
+
+    seek: int
+    """Mel frames of 10 ms from the start of the job's audio."""
+    said: tuple[int, ...] = ()
+    """The tokens that the next window is conditioned on, without the vocabulary's."""
+    language: str | None = None
+    language_probability: float | None = None
+    last_speech: float = 0.0
+    """Seconds; where the last word ended."""
+
+
 class Transcribe(msgspec.Struct, frozen=True, tag="transcribe"):
     """Turn speech into text. Answered by Progress, Segment and Doubt in any number, then Transcribed."""
 
@@ -111,6 +168,27 @@ class Transcribe(msgspec.Struct, frozen=True, tag="transcribe"):
     """Decode each span for itself, many at once, not conditioned on the one before."""
     speech: tuple[Span, ...] | None = None
     """Where speech is, if that is known already: then the silence rule asks nobody."""
+    reached: Reached | None = None
+    """Go on from here instead of the start of `audio`; not with `independent`."""
+    whole: bool = True
+    """False: more audio will follow, so stop before the first window that is not full."""
+    draft: tuple[int, ...] = ()
+    """Tokens that the first window will probably say. They make it faster and change nothing."""
+
+
+class Guess(msgspec.Struct, frozen=True, tag="guess"):
+    """What is being said in audio of at most 30 s that goes on? Answered by Guessed.
+
+    Goes after urgent work and before files. One window, one attempt, no fallback.
+    """
+
+    audio: Pcm
+    task: Task = "transcribe"
+    decoding: Decoding = Decoding()
+    said: tuple[int, ...] = ()
+    """Tokens that the answer begins with, because they were shown as stable."""
+    draft: tuple[int, ...] = ()
+    """As in Transcribe; comes after `said`."""
 
 
 class Heard(msgspec.Struct, frozen=True, tag="heard"):
@@ -127,5 +205,5 @@ class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
     """
 
 
-Job = Decode | DetectSpeech | Transcribe
-ToWorker = Decode | DetectSpeech | Transcribe | Heard | Cancel
+Job = Decode | DetectSpeech | Follow | Transcribe | Guess
+ToWorker = Decode | DetectSpeech | Follow | Transcribe | Guess | Heard | Cancel

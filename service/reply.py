@@ -16,8 +16,8 @@ from typing import Any, TypeVar, assert_never
 from starlette.requests import Request
 
 from protocol.errors import Failure, InternalError, RequestCancelled
-from protocol.events import Decoded, Doubt, Event, Failed, Progress, Segment, Speech, Transcribed
-from protocol.jobs import Decode, DetectSpeech, Heard, Job, Pcm, Transcribe
+from protocol.events import Decoded, Doubt, Event, Failed, Followed, Guessed, Progress, Segment, Speech, Transcribed
+from protocol.jobs import Decode, DetectSpeech, Follow, Guess, Heard, Job, Pcm, Transcribe
 from protocol.settings import SAMPLE_RATE
 from service.worker import Worker
 
@@ -45,6 +45,16 @@ async def spoken(media: Worker, job: DetectSpeech) -> Speech:
     return await _last(media, job, Speech)
 
 
+async def followed(media: Worker, job: Follow) -> Followed:
+    """As `decoded`."""
+    return await _last(media, job, Followed)
+
+
+async def guessed(whisper: Worker, job: Guess) -> Guessed:
+    """As `decoded`."""
+    return await _last(whisper, job, Guessed)
+
+
 async def transcribing(
     whisper: Worker, media: Worker, job: Transcribe
 ) -> AsyncGenerator[Progress | Segment | Ended, None]:
@@ -67,7 +77,7 @@ async def transcribing(
                 case Transcribed():
                     yield Ended(event, vad_ms)
                     return
-                case Decoded() | Speech() | Failed():
+                case Decoded() | Speech() | Followed() | Guessed() | Failed():
                     raise _out_of_place(event)
                 case _:
                     assert_never(event)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol.events import TERMINAL, Decoded, Failed, FromWorker, Loading, Progress, Segment, Speech, Transcribed
+from protocol.events import Decoded, Failed, Followed, FromWorker, Guessed, Loading, Progress, Segment, Speech, TERMINAL, Transcribed
 from protocol.jobs import Cancel, Decode, Pcm, ToWorker, Transcribe
 from protocol.wire import MAX_FRAME, Codec, FrameError, frame
 
@@ -122,4 +122,4 @@ def test_arbitrary_bytes_are_a_message_the_end_or_a_frame_error(data: bytes) -> 
 
 
 def test_terminal_events_end_jobs_and_nothing_else_does() -> None:
-    assert set(TERMINAL) == {Decoded, Speech, Transcribed, Failed}
+    assert set(TERMINAL) == {Decoded, Speech, Followed, Transcribed, Guessed, Failed}
