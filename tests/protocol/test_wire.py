@@ -11,7 +11,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol.events import Decoded, Failed, Followed, FromWorker, Guessed, Loading, Progress, Segment, Speech, TERMINAL, Transcribed
+from protocol.events import (
+    TERMINAL,
+    Decoded,
+    Failed,
+    Followed,
+    FromWorker,
+    Guessed,
+    Loading,
+    Progress,
+    Segment,
+    Speech,
+    Transcribed,
+)
 from protocol.jobs import Cancel, Decode, Pcm, ToWorker, Transcribe
 from protocol.wire import MAX_FRAME, Codec, FrameError, frame
 
