@@ -9,9 +9,12 @@ Knows kinds and messages; knows no HTTP status (service/errors.py has that table
     │   ├── PayloadTooLarge  AudioTooLong
     │   └── UnsupportedMediaType
     ├── NotFound                there is no such route, model, session, …
-    │   └── ModelNotFound
+    │   └── ModelNotFound  UnknownSession
     ├── MethodNotAllowed
+    ├── Conflict                what a session is at forbids it, and would forbid it again
+    │   └── SessionFinishing  SessionFailed  SequenceGap
     ├── QueueFull               too much is waiting; later is better
+    ├── TooManySessions
     ├── Unavailable             a part of the house cannot serve now
     │   ├── ModelNotConfigured  WorkerCrashed  WorkerStarting  DiskFull  ShuttingDown
     ├── RequestTimeout
@@ -41,7 +44,12 @@ class Kind(StrEnum):
     UNSUPPORTED_MEDIA_TYPE = "unsupported_media_type"
     NOT_FOUND = "not_found"
     MODEL_NOT_FOUND = "model_not_found"
+    UNKNOWN_SESSION = "unknown_session"
     METHOD_NOT_ALLOWED = "method_not_allowed"
+    SESSION_FINISHING = "session_finishing"
+    SESSION_FAILED = "session_failed"
+    SEQUENCE_GAP = "sequence_gap"
+    TOO_MANY_SESSIONS = "too_many_sessions"
     QUEUE_FULL = "queue_full"
     MODEL_NOT_CONFIGURED = "model_not_configured"
     WORKER_CRASHED = "worker_crashed"
@@ -121,8 +129,32 @@ class ModelNotFound(NotFound):
     kind = Kind.MODEL_NOT_FOUND
 
 
+class UnknownSession(NotFound):
+    kind = Kind.UNKNOWN_SESSION
+
+
 class MethodNotAllowed(Failure):
     kind = Kind.METHOD_NOT_ALLOWED
+
+
+class Conflict(Failure):
+    """The common parent of what a 409 says; it has no kind of its own."""
+
+
+class SessionFinishing(Conflict):
+    kind = Kind.SESSION_FINISHING
+
+
+class SessionFailed(Conflict):
+    kind = Kind.SESSION_FAILED
+
+
+class SequenceGap(Conflict):
+    kind = Kind.SEQUENCE_GAP
+
+
+class TooManySessions(Failure):
+    kind = Kind.TOO_MANY_SESSIONS
 
 
 class QueueFull(Failure):

@@ -52,6 +52,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     llm_model: Annotated[str, Meta(description="a folder or a Hugging Face id (not yet supported)")] = ""
     whisper_workers: Annotated[int, Meta(ge=1, le=64, description="processes for the speech model")] = 1
     media_workers: Annotated[int, Meta(ge=1, le=64, description="processes that decode uploads")] = 2
+    live_media_workers: Annotated[int, Meta(ge=1, le=64, description="processes that listen to live speech")] = 1
     offline: Annotated[bool, Meta(description="never ask the Hugging Face hub")] = False
     strict_models: Annotated[bool, Meta(description="404 for an unknown model name instead of the default")] = False
 
@@ -61,6 +62,16 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     max_audio_seconds: Annotated[float, Meta(gt=0, description="longest recording")] = 4 * 3600.0
     max_decode_seconds: Annotated[float, Meta(gt=0, description="longest time to decode one file")] = 300.0
     media_memory_bytes: Annotated[int, Meta(ge=64 << 20, description="memory that decoding may add")] = 2 << 30
+
+    session_idle: Annotated[
+        float, Meta(gt=0, description="seconds without audio after which a dictation is finished")
+    ] = 600.0
+    session_keep: Annotated[float, Meta(gt=0, description="seconds for which a finished dictation is kept")] = 3600.0
+    max_sessions: Annotated[int, Meta(ge=1, description="dictations that may be open at once")] = 64
+    max_session_seconds: Annotated[float, Meta(gt=0, description="longest dictation")] = 4 * 3600.0
+    max_session_bytes: Annotated[int, Meta(ge=1 << 20, description="disk that all dictations together may take")] = (
+        16 << 30
+    )
 
     queue_limit: Annotated[int, Meta(ge=1, description="jobs that may wait in front of each kind of worker")] = 64
     start_wait: Annotated[float, Meta(gt=0, description="seconds that a job waits for a starting worker")] = 60.0

@@ -28,6 +28,7 @@ class Answer:
 _INVALID = Answer(400, "invalid_request_error")
 _TOO_LARGE = Answer(413, "invalid_request_error")
 _NOT_FOUND = Answer(404, "not_found_error")
+_CONFLICT = Answer(409, "conflict_error", again=False)
 
 STATUS: dict[Kind, Answer] = {
     Kind.INVALID_REQUEST: _INVALID,
@@ -43,7 +44,12 @@ STATUS: dict[Kind, Answer] = {
     Kind.UNSUPPORTED_MEDIA_TYPE: Answer(415, "invalid_request_error"),
     Kind.NOT_FOUND: _NOT_FOUND,
     Kind.MODEL_NOT_FOUND: _NOT_FOUND,
+    Kind.UNKNOWN_SESSION: _NOT_FOUND,
     Kind.METHOD_NOT_ALLOWED: Answer(405, "invalid_request_error"),
+    Kind.SESSION_FINISHING: _CONFLICT,
+    Kind.SESSION_FAILED: _CONFLICT,
+    Kind.SEQUENCE_GAP: _CONFLICT,
+    Kind.TOO_MANY_SESSIONS: Answer(429, "rate_limit_error", wait_s=10),
     Kind.QUEUE_FULL: Answer(429, "rate_limit_error", wait_s=2),
     Kind.MODEL_NOT_CONFIGURED: Answer(503, "service_unavailable_error", wait_s=60, again=False),
     Kind.WORKER_CRASHED: Answer(503, "service_unavailable_error", wait_s=1),

@@ -6,7 +6,18 @@ import json
 
 import pytest
 
-from protocol.errors import BY_KIND, DiskFull, InvalidValue, Kind, ModelNotConfigured, QueueFull, WorkerCrashed
+from protocol.errors import (
+    BY_KIND,
+    DiskFull,
+    InvalidValue,
+    Kind,
+    ModelNotConfigured,
+    QueueFull,
+    SequenceGap,
+    SessionFinishing,
+    TooManySessions,
+    WorkerCrashed,
+)
 from service import errors
 
 
@@ -21,7 +32,12 @@ from service import errors
         ("wrong_model_kind", 400, "invalid_request_error"),
         ("model_not_found", 404, "not_found_error"),
         ("not_found", 404, "not_found_error"),
+        ("unknown_session", 404, "not_found_error"),
         ("method_not_allowed", 405, "invalid_request_error"),
+        ("session_finishing", 409, "conflict_error"),
+        ("session_failed", 409, "conflict_error"),
+        ("sequence_gap", 409, "conflict_error"),
+        ("too_many_sessions", 429, "rate_limit_error"),
         ("payload_too_large", 413, "invalid_request_error"),
         ("audio_too_long", 413, "invalid_request_error"),
         ("unsupported_media_type", 415, "invalid_request_error"),
@@ -63,7 +79,10 @@ def test_429_and_503_say_when_to_come_back(kind: Kind) -> None:
         (ModelNotConfigured("get one"), "false"),
         (WorkerCrashed("poison", retry=False), "false"),
         (WorkerCrashed("bad luck"), None),
+        (SequenceGap("3 is missing"), "false"),
+        (SessionFinishing("no more"), "false"),
         (QueueFull("full"), None),
+        (TooManySessions("64 are open"), None),
         (DiskFull("full"), None),
         (InvalidValue("no"), None),
     ],
