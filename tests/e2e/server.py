@@ -6,7 +6,9 @@ Knows how to start, look at and end it; knows nothing of what is asked of it.
 from __future__ import annotations
 
 import os
+import random
 import re
+import socket
 import subprocess
 import sys
 import tempfile
@@ -32,6 +34,7 @@ class Server:
 
     url: str
     process: subprocess.Popen[str]
+    command: list[str]
     data_dir: Path
     log_path: Path
 
@@ -58,6 +61,26 @@ class Server:
             if path.is_file() and "lock" not in path.name
         )
 
+    def recorded(self) -> list[str]:
+        """Files of sessions, locks left out."""
+        return sorted(
+            str(path.relative_to(self.data_dir))
+            for path in (self.data_dir / "sessions").rglob("*")
+            if not (path.is_file() and "lock" in path.name)
+        )
+
+    def kill_and_restart(self) -> None:
+        """kill -9 of the front end, and the same command again at once. Needs a port of its own (`serving(port=…)`)."""
+        family = psutil.Process(self.process.pid).children(recursive=True)
+        self.process.kill()
+        self.process.wait()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        self.process = _spawn(self.command, self.log_path)
+        assert _address(self.process) == self.url
+        left = psutil.wait_procs(family, timeout=5)[1]
+        assert not left, f"outlived the service: {left}"
+
     def wait_ready(self) -> None:
         deadline = time.monotonic() + START_S
         while time.monotonic() < deadline:
@@ -67,8 +90,18 @@ class Server:
         raise AssertionError(f"not ready in {START_S} s:\n{self.log}")
 
 
+def unused_port() -> int:
+    """A free port that no outgoing connection takes meanwhile: it lies below the ones that systems give to those."""
+    candidates = random.sample(range(20_000, 30_000), 100)
+    for port in candidates:
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) != 0:
+                return port
+    raise AssertionError(f"none of these is free: {candidates}")
+
+
 @contextmanager
-def serving(models: Path, *arguments: str, ready: bool = True) -> Iterator[Server]:
+def serving(models: Path, *arguments: str, ready: bool = True, port: int = 0) -> Iterator[Server]:
     """Serve with the models under `models` and a data directory of its own; at the end nothing is left.
 
     `models` is a data directory whose starters are converted already or will be; the spool is apart from it.
@@ -79,25 +112,30 @@ def serving(models: Path, *arguments: str, ready: bool = True) -> Iterator[Serve
             (models / shared).mkdir(parents=True, exist_ok=True)
             (data_dir / shared).symlink_to(models / shared)
         log_path = data_dir / "log"
-        command = [sys.executable, "-m", "service", "serve", "--port", "0", "--data-dir", folder, *arguments]
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("STARLING_")}
-        with log_path.open("w") as log:
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-                cwd=ROOT,
-                env=environment,
-            )
+        command = [sys.executable, "-m", "service", "serve", "--port", str(port), "--data-dir", folder, *arguments]
+        process = _spawn(command, log_path)
+        server = None
         try:
-            server = Server(_address(process), process, data_dir, log_path)
+            server = Server(_address(process), process, command, data_dir, log_path)
             if ready:
                 server.wait_ready()
             yield server
         finally:
-            _end(process)
+            _end(server.process if server else process)
+
+
+def _spawn(command: list[str], log_path: Path) -> subprocess.Popen[str]:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("STARLING_")}
+    with log_path.open("a") as log:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            cwd=ROOT,
+            env=environment,
+        )
 
 
 def _address(process: subprocess.Popen[str]) -> str:
