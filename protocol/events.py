@@ -174,7 +174,7 @@ class Transcribed(msgspec.Struct, frozen=True, tag="transcribed"):
     timings: Timings
     vocabulary: VocabularyReport | None = None
     reached: Reached | None = None
-    """Where a job on the same audio, grown meanwhile, goes on."""
+    """Where a job on the same audio, grown meanwhile, goes on; None for `independent` spans."""
 
 
 class GuessedWord(msgspec.Struct, frozen=True):
@@ -183,7 +183,7 @@ class GuessedWord(msgspec.Struct, frozen=True):
     text: str
     tokens: tuple[int, ...]
     heard: float
-    """Seconds of the audio up to the frame that its last token listened to most."""
+    """Seconds of the audio up to the frame that its last token listened to most, punctuation left aside."""
 
 
 class Guessed(msgspec.Struct, frozen=True, tag="guessed"):
@@ -192,7 +192,7 @@ class Guessed(msgspec.Struct, frozen=True, tag="guessed"):
     words: tuple[GuessedWord, ...]
     """Those of `said` included."""
     tokens: tuple[int, ...]
-    """All that was sampled, timestamps too: a draft for the next job on this audio."""
+    """All that was said, timestamps too: a draft for the next job on this audio."""
     avg_logprob: float
     no_speech_prob: float
     compression_ratio: float

@@ -152,6 +152,10 @@ class Reached(msgspec.Struct, frozen=True):
     language_probability: float | None = None
     last_speech: float = 0.0
     """Seconds; where the last word ended."""
+    end: float = 0.0
+    """Seconds; where the last segment ended. None begins before it; 0: nothing was said yet."""
+    loudest: float | None = None
+    """log10 of the mel spectrogram's greatest power so far; None: not known. Windows are scaled by it."""
 
 
 class Transcribe(msgspec.Struct, frozen=True, tag="transcribe"):
@@ -173,22 +177,23 @@ class Transcribe(msgspec.Struct, frozen=True, tag="transcribe"):
     whole: bool = True
     """False: more audio will follow, so stop before the first window that is not full."""
     draft: tuple[int, ...] = ()
-    """Tokens that the first window will probably say. They make it faster and change nothing."""
+    """Tokens that the first window will probably say (Guessed.tokens). They make it faster and change nothing; they
+    are of use at temperature 0 without beams."""
 
 
 class Guess(msgspec.Struct, frozen=True, tag="guess"):
     """What is being said in audio of at most 30 s that goes on? Answered by Guessed.
 
-    Goes after urgent work and before files. One window, one attempt, no fallback.
+    Goes after urgent work and before files. One window, one attempt at the first temperature, no beams, no fallback.
     """
 
     audio: Pcm
     task: Task = "transcribe"
     decoding: Decoding = Decoding()
     said: tuple[int, ...] = ()
-    """Tokens that the answer begins with, because they were shown as stable."""
+    """Tokens of text that the answer begins with, because they were shown as stable."""
     draft: tuple[int, ...] = ()
-    """As in Transcribe; comes after `said`."""
+    """As in Transcribe: the whole of the last answer, `said` and timestamps included."""
 
 
 class Heard(msgspec.Struct, frozen=True, tag="heard"):
