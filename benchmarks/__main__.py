@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import platform
+import sys
 import tempfile
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,6 +14,7 @@ from statistics import median
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks import dictation
 from benchmarks.audio import clips, crowd
 from benchmarks.front_end import resident_mib, seconds_to_listen
 from benchmarks.transcription import Timed, compare, peer, through_http, together
@@ -24,7 +26,12 @@ PEERS = ("mlx-whisper", "faster-whisper float32", "faster-whisper int8", "whispe
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    if sys.argv[1:2] == ["--dictation"]:
+        dictation.main(sys.argv[2:])
+        return
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks", description=__doc__, epilog="`--dictation` as the first: live dictation instead"
+    )
     parser.add_argument("--rounds", type=int, default=5, help="counted runs of each (default: 5)")
     parser.add_argument("--model", default="whisper-base", help="a starter's name (default: whisper-base)")
     parser.add_argument("--data-dir", type=Path, default=Path(Config().data_dir), help="where the models are")
