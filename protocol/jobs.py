@@ -108,6 +108,14 @@ class Raw(msgspec.Struct, frozen=True):
     def frame_bytes(self) -> int:
         return self.channels * (4 if self.encoding == "f32le" else 2)
 
+    def samples(self, frames: int) -> int:
+        """How many samples at 16 kHz come of `frames` frames.
+
+        This is libsoxr's own arithmetic (rate_flush in rate.h), in doubles as there: in integers some halves would
+        be rounded to the other side.
+        """
+        return int(frames / (self.rate / SAMPLE_RATE) + 0.5)
+
 
 class Run(msgspec.Struct, frozen=True):
     """Bytes [start, stop) of a file: raw audio of one format as it was recorded, or one encoded file (`raw` None)."""
@@ -116,6 +124,9 @@ class Run(msgspec.Struct, frozen=True):
     start: int
     stop: int
     raw: Raw | None
+    header: int = 0
+    """Bytes before each chunk in the file that are no audio; the first four of them are the chunk's length in bytes,
+    without the header, little-endian. 0: there are no chunks, every byte is audio."""
 
 
 class Follow(msgspec.Struct, frozen=True, tag="follow"):
@@ -126,7 +137,8 @@ class Follow(msgspec.Struct, frozen=True, tag="follow"):
     """
 
     runs: tuple[Run, ...]
-    """Those not wholly converted, in order: the first perhaps in part. All but the last are complete."""
+    """Those not wholly converted, in order: the first perhaps in part. All but the last are complete; an encoded file
+    always is."""
     pcm: str
     """The spool file that grows. What it holds beyond `samples` is written anew."""
     base: int

@@ -19,6 +19,8 @@ class MediaSettings(msgspec.Struct, frozen=True, tag="media"):
     """Wall-clock seconds that one file may take."""
     memory_bytes: int = 2 << 30
     """Address space that the process may add to what it has after its imports (RLIMIT_AS; not enforced by macOS)."""
+    capacity: int = 2
+    """Jobs at once: a short one need not wait for a long one, and the memory limit is shared by no more."""
 
 
 class OracleSettings(msgspec.Struct, frozen=True, tag="oracle"):

@@ -24,9 +24,6 @@ from workers.media.speech import Silero, detect_steps
 
 Steps = Generator[Progress, None, Decoded | Speech]
 
-CAPACITY = 2
-"""Jobs at once: a short one need not wait for a long one, and the memory limit is shared by no more."""
-
 
 def build(settings: MediaSettings, report: Callable[[Loading], None]) -> MediaEngine:
     """The engine for a process of its own, whose limits are set here, once. There is nothing to report."""
@@ -72,7 +69,7 @@ class MediaEngine:
 
     @property
     def ready(self) -> Ready:
-        return Ready(capacity=CAPACITY, backend=Backend(name="none"))
+        return Ready(capacity=self._settings.capacity, backend=Backend(name="none"))
 
     @property
     def busy(self) -> bool:
