@@ -1,4 +1,4 @@
-"""Many transcripts over one model: each step answers a few needs of all jobs, urgent ones first, files in turn.
+"""Many transcripts over one model: each step answers a few needs of all jobs, by rank, and among equals in turn.
 
 Knows needs, rows and fairness; Whisper's rules are in `transcript.py`, the tensors in the model.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,17 +16,17 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from protocol.errors import InternalError, WrongModelKind
 from protocol.events import Loading, Ready
-from protocol.jobs import Heard, Job, Transcribe
+from protocol.jobs import Guess, Heard, Job, Transcribe
 from protocol.settings import WhisperSettings
 from workers import blas
 from workers.loop import Emit
 from workers.whisper.backend import describe
 from workers.whisper.cpu.memory import share_heap
 from workers.whisper.decoding.fallback import Kit
+from workers.whisper.hearing import Phase
 from workers.whisper.needs import Align, Ask, Encode, Need, Pause, Prefill, Step
 from workers.whisper.refusal import refuse
-from workers.whisper.tracks import Running, Track
-from workers.whisper.transcript import Phase
+from workers.whisper.tracks import Rank, Running, Track, running
 
 if TYPE_CHECKING:
     from workers.whisper.model import WhisperModel
@@ -45,8 +46,8 @@ class Shares:
     """How much one step does at most, so that nobody waits long for it."""
 
     windows: int = 6
-    """Encoded windows in memory at once; urgent jobs may double it. One takes 36 MB with base in float32, and with
-    six of them the process stays below 750 MB."""
+    """Encoded windows in memory at once; urgent jobs and guesses may double it. One takes 36 MB with base in float32,
+    and with six of them the process stays below 750 MB."""
     encodes: int = 2
     """Windows encoded in a step: half a second each with base on two cores."""
     prefills: int = 4
@@ -54,7 +55,7 @@ class Shares:
     rows: int = 64
     """Rows in one decoder step; a group (a window's beams or samples) is never split."""
     forbearance: int = 16
-    """Steps for which files' new windows wait while an urgent job is at work; then one gets its turn."""
+    """Steps for which a rank's new windows wait while a higher one is at work; then they get a turn."""
 
 
 @dataclass
@@ -85,7 +86,7 @@ class WhisperEngine:
         self._kit = Kit(model.dims)
         self._jobs: list[Running] = []
         self._counts = Counts()
-        self._held_back = 0
+        self._held_back: Counter[Rank] = Counter()
 
     @property
     def ready(self) -> Ready:
@@ -98,13 +99,13 @@ class WhisperEngine:
 
     def admit(self, job: Job, emit: Emit) -> Running:
         """Take a job. Raises Failure for what this model cannot do."""
-        if not isinstance(job, Transcribe):
+        if not isinstance(job, Transcribe | Guess):
             raise WrongModelKind("this worker transcribes speech and does nothing else")
         assert self._ready.model is not None
         refuse(job, self._ready.model)
-        running = Running(self._kit, job, emit)
-        self._jobs.append(running)
-        return running
+        admitted = running(self._kit, job, emit)
+        self._jobs.append(admitted)
+        return admitted
 
     def cancel(self, handle: Running) -> None:
         handle.close()
@@ -131,9 +132,9 @@ class WhisperEngine:
         self._part()
 
     def _live(self) -> list[Track]:
-        """Urgent before files, and among equals the one served longest ago."""
+        """By rank, and among equals the one served longest ago."""
         tracks = [track for job in self._jobs for track in job.live]
-        return sorted(tracks, key=lambda track: (not track.job.job.urgent, track.served))
+        return sorted(tracks, key=lambda track: (track.job.rank, track.served))
 
     def _needing(self, kind: type[N]) -> list[tuple[Track, N]]:
         return [(track, track.need) for track in self._live() if isinstance(track.need, kind)]
@@ -161,24 +162,28 @@ class WhisperEngine:
             self._go_on(track, window)
 
     def _next_windows(self, waiting: Sequence[tuple[Track, Encode]]) -> list[tuple[Track, Encode]]:
-        """Urgent windows first. A file's wait while an urgent job is at work (a window stalls its tokens), but not
-        for ever; then the file with the fewest windows in memory, that none takes all places."""
+        """By rank, and of equals the job with the fewest windows in memory, that none takes all places."""
         held = sum(track.holds_window for track in self._live())
-        urgent = [item for item in waiting if item[0].job.job.urgent]
-        files = [item for item in waiting if not item[0].job.job.urgent]
-        chosen = urgent[: min(self._shares.encodes, max(0, 2 * self._shares.windows - held))]
-        if any(track.job.job.urgent and not _is_waiting(track) for track in self._live()):
-            self._held_back += bool(files)
-            if self._held_back <= self._shares.forbearance:
-                return chosen
-        self._held_back = 0
-        free = min(self._shares.encodes, self._shares.windows - held) - len(chosen)
-        while files and free > 0:
-            fairest = min(files, key=lambda item: self._windows_of(item[0].job, chosen))
-            files.remove(fairest)
-            chosen.append(fairest)
-            free -= 1
+        chosen: list[tuple[Track, Encode]] = []
+        for rank in Rank:
+            mine = [item for item in waiting if item[0].job.rank is rank]
+            if self._yields(rank, waiting=bool(mine)):
+                continue
+            places = self._shares.windows * (1 if rank is Rank.FILE else 2) - held
+            while mine and len(chosen) < min(self._shares.encodes, places):
+                fairest = min(mine, key=lambda item: self._windows_of(item[0].job, chosen))
+                mine.remove(fairest)
+                chosen.append(fairest)
         return chosen
+
+    def _yields(self, rank: Rank, *, waiting: bool) -> bool:
+        """Whether this rank's windows wait while a higher one is at work (a window stalls its tokens); not for ever."""
+        if any(track.job.rank < rank and not _is_waiting(track) for track in self._live()):
+            self._held_back[rank] += waiting
+            if self._held_back[rank] <= self._shares.forbearance:
+                return True
+        self._held_back[rank] = 0
+        return False
 
     @staticmethod
     def _windows_of(job: Running, chosen: Sequence[tuple[Track, Encode]]) -> int:

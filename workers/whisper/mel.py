@@ -50,21 +50,40 @@ def log_power(samples: Floats, n_mels: int) -> Floats:
 class LogMel:
     """The spectrogram of one recording. `read(start, stop)` gives its samples, silence past the end."""
 
-    def __init__(self, read: Callable[[int, int], Floats], samples: int, n_mels: int) -> None:
+    def __init__(
+        self,
+        read: Callable[[int, int], Floats],
+        samples: int,
+        n_mels: int,
+        *,
+        scanned: int = 0,
+        loudest: float | None = None,
+    ) -> None:
+        """`loudest`, if known: of the first `scanned` frames."""
         self._read = read
         self._n_mels = n_mels
         self.frames = samples // HOP
         """Frames with content; a last part of a hop is left out, as in the reference."""
         # Frames whose 25 ms still touch a sample; all later ones are silence.
         self._touched = (samples + N_FFT // 2) // HOP + 1 if samples else 0
-        self._scanned = 0
-        self._max = SILENCE
+        # Frames whose 25 ms lie wholly within the samples: a recording that grows keeps them.
+        self._whole = max(0, (samples - N_FFT // 2) // HOP + 1)
+        self._scanned = 0 if loudest is None else min(scanned, self._touched)
+        self._max = SILENCE if loudest is None else np.float32(loudest)
+        self._loudest = self._max
+
+    @property
+    def loudest(self) -> float:
+        """log10 of the greatest power in what was scanned, but for frames that more samples would change."""
+        return float(self._loudest)
 
     def scan(self, frames: int) -> bool:
         """Look for the maximum in the next `frames` frames. -> whether it is known now."""
         stop = min(self._touched, self._scanned + frames)
         for first in range(self._scanned, stop, CHUNK):
-            self._max = max(self._max, self._power(first, min(stop, first + CHUNK)).max())
+            power = self._power(first, min(stop, first + CHUNK))
+            self._max = max(self._max, power.max())
+            self._loudest = max(self._loudest, power[: max(0, self._whole - first)].max(initial=SILENCE))
         self._scanned = stop
         return self._scanned >= self._touched
 

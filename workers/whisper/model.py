@@ -41,6 +41,10 @@ class Rows(Protocol):
         """Row i becomes what row indices[i] was; rows may be doubled and dropped, so n becomes len(indices)."""
         ...
 
+    def truncate(self, length: int) -> None:
+        """Forget all but the first `length` tokens of every row."""
+        ...
+
 
 E = TypeVar("E", bound=Encoded)
 R = TypeVar("R", bound=Rows)
@@ -134,6 +138,10 @@ class PlainRows:
         self.keys = [mx.take(k, order, axis=0) for k in self.keys]
         self.values = [mx.take(v, order, axis=0) for v in self.values]
         self.n = len(indices)
+
+    def truncate(self, length: int) -> None:
+        """What the caches hold behind it is never read and is written over."""
+        self.position = length
 
     def append(self, layer: int, k: mx.array, v: mx.array) -> tuple[mx.array, mx.array]:
         """Write (n, heads, length, d/heads) behind the position; all keys and values up to there."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from protocol.errors import InvalidValue, UnsupportedTask
 from protocol.events import Model
-from protocol.jobs import Transcribe
+from protocol.jobs import Guess, Transcribe
 
 
-def refuse(job: Transcribe, model: Model) -> None:
+def refuse(job: Transcribe | Guess, model: Model) -> None:
     """Raises UnsupportedTask and InvalidValue."""
     if job.task == "translate" and not model.translates:
         raise UnsupportedTask(f"the model {model.id} was not trained to translate", param="model")

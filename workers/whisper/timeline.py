@@ -10,10 +10,15 @@ from protocol.events import Segment, Word
 class Timeline:
     """Whisper's timestamps may point past the end or behind what was said; a caller's subtitles must not."""
 
-    def __init__(self, duration: float) -> None:
-        """`duration`: seconds of the job's audio."""
+    def __init__(self, duration: float, reached: float = 0.0) -> None:
+        """Both in seconds of the job's audio; `reached`: no segment begins before it."""
         self._duration = duration
-        self._reached = 0.0
+        self._reached = reached
+
+    @property
+    def reached(self) -> float:
+        """Where the segment settled last ends."""
+        return self._reached
 
     def settle(self, segment: Segment) -> Segment:
         """`segment` with 0 <= start <= end <= duration, not before the segment settled last, words inside it."""

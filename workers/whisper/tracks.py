@@ -4,26 +4,39 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from enum import IntEnum
 from functools import partial
 from typing import Any
 
+import msgspec
+
 from protocol.errors import Failure
 from protocol.events import Doubt, Progress, Segment, Timings, Transcribed, VocabularyReport
-from protocol.jobs import Heard, Transcribe
+from protocol.jobs import Guess, Heard, Reached, Transcribe
 from workers.loop import Emit, failed
 from workers.whisper.decoding.fallback import Kit
+from workers.whisper.guess import Guessing
+from workers.whisper.hearing import Spent, Tongue
 from workers.whisper.mel import HOP
-from workers.whisper.needs import Ask, Encode, Need, Pause
+from workers.whisper.needs import Ask, Encode, Need, Pause, Steps
 from workers.whisper.recording import Recording, Spool
 from workers.whisper.timeline import Timeline
-from workers.whisper.transcript import Outlet, Spent, Tongue, Transcript
+from workers.whisper.transcript import Outlet, Transcript
 from workers.whisper.vocabulary import fit
 
 
-class Track:
-    """One transcript under way. `need` is what it waits for; None when it is over."""
+class Rank(IntEnum):
+    """Who goes first."""
 
-    def __init__(self, job: Running, transcript: Transcript) -> None:
+    URGENT = 0
+    GUESS = 1
+    FILE = 2
+
+
+class Track:
+    """One transcript or guess under way. `need` is what it waits for; None when it is over."""
+
+    def __init__(self, job: Running, steps: Steps[None]) -> None:
         self.job = job
         self.need: Need | None = Pause()
         self.holds_window = False
@@ -32,7 +45,7 @@ class Track:
         """The answer to its Ask, once it is there."""
         self.served = 0
         """The engine's step that last did something for it."""
-        self._steps = transcript.run()
+        self._steps = steps
 
     def advance(self, answer: Any) -> None:
         """Go on with the answer to `need`. Raises what the transcript raises."""
@@ -53,40 +66,92 @@ class Track:
 
 
 class Running:
-    """An admitted job. Its segments leave in order, whichever of its tracks is ready first."""
+    """An admitted job. Subclasses say what it answers; this holds what they share."""
 
-    def __init__(self, kit: Kit, job: Transcribe, emit: Emit) -> None:
-        self.job = job
+    def __init__(self, kit: Kit, job: Transcribe | Guess, emit: Emit, rank: Rank) -> None:
+        self.rank = rank
         self.spent = Spent()
+        self.tracks: Sequence[Track] = ()
         self._emit = emit
         self._tongue = Tongue(job.decoding.language)
         self._fitted = fit(kit.tokenizer.encode, job.decoding.vocabulary, job.decoding.prompt, kit.prompt_budget)
-        self._spoke = False
+
+    @property
+    def live(self) -> Sequence[Track]:
+        """The tracks to work on."""
+        return [track for track in self.tracks if track.need is not None]
+
+    @property
+    def over(self) -> bool:
+        return all(track.need is None for track in self.tracks)
+
+    def finish(self) -> None:
+        """Say the last word of a job that is over."""
+        raise NotImplementedError
+
+    def release(self) -> None:
+        """Let out what waited for tracks that are over now."""
+
+    def ask(self, track: Track, question: Ask) -> None:
+        """A track waits for an answer."""
+        raise NotImplementedError
+
+    def answer(self, heard: Heard) -> None:
+        """Answers the oldest Doubt; one too many is dropped."""
+
+    def fail(self, failure: Failure) -> None:
+        self._emit(failed(failure))
+
+    def close(self) -> None:
+        """Forget it: rows and windows are freed with the tracks."""
+        for track in self.tracks:
+            track.close()
+
+
+class RunningGuess(Running):
+    """One track, one answer."""
+
+    def __init__(self, kit: Kit, job: Guess, emit: Emit) -> None:
+        super().__init__(kit, job, emit, Rank.GUESS)
+        recording = Recording(Spool(job.audio.path), job.audio.start, job.audio.stop)
+        self._guessing = Guessing(kit, job, recording, self._fitted, self._tongue, self.spent)
+        self.tracks = [Track(self, self._guessing.run())]
+
+    def finish(self) -> None:
+        self._emit(self._guessing.guessed)
+
+
+class RunningTranscripts(Running):
+    """A transcript, or one for each independent span. Segments leave in order, whichever track is ready first."""
+
+    def __init__(self, kit: Kit, job: Transcribe, emit: Emit) -> None:
+        super().__init__(kit, job, emit, Rank.URGENT if job.urgent else Rank.FILE)
+        begun = job.reached or Reached(seek=0)
+        if begun.language is not None:
+            self._tongue = Tongue(begun.language, begun.language_probability)
+        self._job = job
+        self._spoke = begun.end > 0
         self._asking: deque[Track] = deque()
         recordings = _recordings(job)
-        self._timeline = Timeline(job.audio.seconds)
+        self._timeline = Timeline(job.audio.seconds, begun.end)
         self._total = sum(recording.duration for recording in recordings)
         self._done = [0.0] * len(recordings)
         self._waiting: list[list[Segment]] = [[] for _ in recordings]
         """Segments of each track that follows one still under way."""
         self._head = 0
-        self.tracks = [
-            Track(self, Transcript(kit, job, recording, self._fitted, self._tongue, self.spent, self._outlet(i), i))
+        self._transcripts = [
+            Transcript(kit, job, recording, self._fitted, self._tongue, self.spent, self._outlet(i), i)
             for i, recording in enumerate(recordings)
         ]
+        self.tracks = [Track(self, transcript.run()) for transcript in self._transcripts]
 
     def _outlet(self, track: int) -> Outlet:
         return Outlet(partial(self._say, track), partial(self._progress, track))
 
     @property
     def live(self) -> Sequence[Track]:
-        """The tracks to work on: after the first window of the first, which tells the language, all of them."""
-        open_tracks = [track for track in self.tracks if track.need is not None]
-        return open_tracks if self._tongue.code is not None else open_tracks[:1]
-
-    @property
-    def over(self) -> bool:
-        return all(track.need is None for track in self.tracks)
+        """After the first window of the first, which tells the language, all of them."""
+        return super().live if self._tongue.code is not None else super().live[:1]
 
     def _say(self, track: int, segment: Segment) -> None:
         self._spoke = True
@@ -100,7 +165,6 @@ class Running:
         self._emit(Progress(done=sum(self._done), total=self._total))
 
     def release(self) -> None:
-        """Let out what waited for tracks that are over now."""
         while self._head < len(self.tracks) and self.tracks[self._head].need is None:
             self._head += 1
             if self._head < len(self.tracks):
@@ -113,12 +177,11 @@ class Running:
         self._emit(Doubt(question.start, question.end))
 
     def answer(self, heard: Heard) -> None:
-        """Answers the oldest Doubt; one too many is dropped."""
         if self._asking:
             self._asking.popleft().heard = heard.speech
 
     def finish(self) -> None:
-        asked = self.job.decoding.language
+        asked = self._job.decoding.language
         fitted = self._fitted
         vocabulary = VocabularyReport(fitted.given, fitted.fitted, len(fitted.terms), fitted.budget)
         self._emit(
@@ -127,16 +190,19 @@ class Running:
                 language_probability=self._tongue.probability if self._spoke else None,
                 timings=Timings(**{phase: seconds * 1e3 for phase, seconds in self.spent.items()}),
                 vocabulary=vocabulary if fitted.given else None,
+                reached=self._reached(),
             )
         )
 
-    def fail(self, failure: Failure) -> None:
-        self._emit(failed(failure))
+    def _reached(self) -> Reached | None:
+        if self._job.independent:
+            return None
+        (transcript,) = self._transcripts
+        return msgspec.structs.replace(transcript.reached, end=self._timeline.reached)
 
-    def close(self) -> None:
-        """Forget it: rows and windows are freed with the tracks."""
-        for track in self.tracks:
-            track.close()
+
+def running(kit: Kit, job: Transcribe | Guess, emit: Emit) -> Running:
+    return RunningGuess(kit, job, emit) if isinstance(job, Guess) else RunningTranscripts(kit, job, emit)
 
 
 def _recordings(job: Transcribe) -> list[Recording]:

@@ -7,62 +7,29 @@ Knows no batch and no other job; `engine.py` answers the needs.
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from protocol.events import Segment, TokenLogprob, Word
-from protocol.jobs import Transcribe
+from protocol.jobs import Reached, Transcribe
 from workers.whisper import segments
-from workers.whisper.decoding.attempt import Result
-from workers.whisper.decoding.fallback import Kit, Prompt, decode_window, is_doubtful, is_silence
+from workers.whisper.decoding.attempt import Proposal, Result
+from workers.whisper.decoding.fallback import Kit, decode_window, is_doubtful, is_silence
+from workers.whisper.hearing import Hearing, Spent, Tongue
 from workers.whisper.mel import N_FRAMES, LogMel
-from workers.whisper.needs import Align, Ask, Encode, Floats, Pause, Prefill, Steps
+from workers.whisper.needs import Align, Ask, Steps
 from workers.whisper.recording import Recording
 from workers.whisper.segments import FRAMES_PER_SECOND, FRAMES_PER_TOKEN, Cut, Draft, Window
-from workers.whisper.tokenizer import TextStream, Tokenizer
+from workers.whisper.tokenizer import TextStream
 from workers.whisper.vocabulary import Fitted
 from workers.whisper.words import hallucinations, timing
 
 if TYPE_CHECKING:
     from workers.whisper.model import Encoded
 
-SCAN_FRAMES = 60_000
-"""Ten minutes of mel in one turn: about 0.1 s."""
-AUTO_MARGIN = 150
-"""Encoder frames, 3 s, that `auto` grants beyond the audio: fewer than 2 s made loops (cpu-speed.md, section 3)."""
-LIKELY = 0.5
-"""The probability of a language that is not looked at twice."""
 DISTRUSTED = 0.5
 """Text sampled at a higher temperature is no prompt (openai/whisper transcribe.py)."""
-
-
-@dataclass
-class Tongue:
-    """A job's language: given, or detected by its first track."""
-
-    code: str | None
-    probability: float | None = None
-
-
-Phase = Literal["mel", "encode", "decode", "align"]
-
-
-class Spent(dict[Phase, float]):
-    """Seconds that a job's phases took; steps shared with others count in full."""
-
-    @contextmanager
-    def watch(self, phase: Phase) -> Iterator[None]:
-        begun = time.perf_counter()
-        yield
-        self.add(phase, time.perf_counter() - begun)
-
-    def add(self, phase: Phase, seconds: float) -> None:
-        self[phase] = self.get(phase, 0.0) + seconds
 
 
 @dataclass
@@ -102,32 +69,51 @@ class Transcript:
         self._job = job
         self._decoding = job.decoding
         self._recording = recording
-        self._mel = LogMel(recording.read, recording.samples, kit.dims.n_mels)
+        begun = job.reached or Reached(seek=0)
+        self._mel = LogMel(
+            recording.read, recording.samples, kit.dims.n_mels, scanned=begun.seek, loudest=begun.loudest
+        )
+        self._hearing = Hearing(kit, job.task, job.decoding, self._mel, tongue, spent)
         self._terms = fitted.terms
         self._history = History(kit.prompt_budget - len(fitted.terms))
-        self._history.extend(fitted.prompt)
+        self._history.extend(fitted.prompt if job.reached is None else begun.said)
         self._tongue = tongue
-        self._spent = spent
         self._outlet = outlet
         self._track = track
-        self._last_speech = 0.0
+        self._last_speech = begun.last_speech
+        self._seek = begun.seek
+        self._draft = job.draft
 
     def run(self) -> Steps[None]:
-        yield from self._scan()
-        seek = 0
-        while seek < self._mel.frames:
-            window = Window(seek, min(N_FRAMES, self._mel.frames - seek))
+        yield from self._hearing.scan()
+        while self._mel.frames - self._seek >= self._wanted_frames:
+            window = Window(self._seek, min(N_FRAMES, self._mel.frames - self._seek))
             seek = yield from self._window(window)
             # A last timestamp of 0 would hear the same window for ever.
-            seek = seek if seek > window.seek else window.next
-            self._outlet.progress(min(seek, self._mel.frames) / FRAMES_PER_SECOND)
+            self._seek = seek if seek > window.seek else window.next
+            self._outlet.progress(min(self._seek, self._mel.frames) / FRAMES_PER_SECOND)
 
-    def _scan(self) -> Steps[None]:
-        while True:
-            with self._spent.watch("mel"):
-                if self._mel.scan(SCAN_FRAMES):
-                    return
-            yield Pause()
+    @property
+    def _wanted_frames(self) -> int:
+        """What must lie behind the seek for a window to be heard now: what the audio to come could change waits."""
+        if self._job.whole:
+            return 1
+        ahead = 1  # The window's last frame hears a little of the next.
+        if self._decoding.words and self._decoding.hallucination_silence_threshold is not None:
+            ahead += math.ceil(self._decoding.hallucination_silence_threshold * FRAMES_PER_SECOND)
+        return N_FRAMES + ahead
+
+    @property
+    def reached(self) -> Reached:
+        """Where another job goes on once this one is over. Segments' ends are the job's to know."""
+        return Reached(
+            seek=self._seek,
+            said=tuple(self._history.tokens),
+            language=self._tongue.code,
+            language_probability=self._tongue.probability,
+            last_speech=self._last_speech,
+            loudest=self._mel.loudest,
+        )
 
     def _window(self, window: Window) -> Steps[int]:
         """Hear one window and let out its segments. -> the next seek."""
@@ -147,71 +133,18 @@ class Transcript:
             self._commit(drafts, window, result)
         return seek
 
-    # Hearing a window: encode, language, decode.
-
     def _hear(self, window: Window) -> Steps[tuple[Encoded, Result]]:
-        with self._spent.watch("mel"):
-            mel = self._mel.window(window.seek, window.size)
-        full = self._kit.dims.n_audio_ctx
-        context = self._context(window)
-        guard = context < full and self._decoding.audio_ctx == "auto"
-        encoded: Encoded = yield Encode(mel, context)
-        if self._tongue.code is None:
-            yield from self._detect(encoded, unsure=window.size < N_FRAMES and context == full)
+        encoded = yield from self._hearing.encode(window)
         key = (self._decoding.seed, self._track, window.seek)
-        prompt = self._prompt()
-        result = yield from decode_window(self._kit, self._decoding, encoded, prompt, key, guard=guard)
+        prompt = self._hearing.prompt((*self._terms, *self._history.tokens))
+        proposal, self._draft = Proposal(self._draft), ()
+        guard = self._hearing.is_guarded(encoded)
+        result = yield from decode_window(self._kit, self._decoding, encoded, prompt, key, proposal, guard=guard)
         if result is None:
-            encoded = yield Encode(mel, full)
+            encoded = yield from self._hearing.encode(window, full=True)
             result = yield from decode_window(self._kit, self._decoding, encoded, prompt, key, guard=False)
             assert result is not None
         return encoded, result
-
-    def _context(self, window: Window) -> int:
-        """Encoder frames for a window; `auto` is for windows that are not full."""
-        full = self._kit.dims.n_audio_ctx
-        asked = self._decoding.audio_ctx
-        if asked != "auto":
-            return min(asked, full)
-        needed = math.ceil(window.size / FRAMES_PER_TOKEN) + AUTO_MARGIN
-        return min(full, -(-needed // 4) * 4) if window.size < N_FRAMES else full
-
-    def _detect(self, encoded: Encoded, *, unsure: bool) -> Steps[None]:
-        """The likeliest of the languages that the job allows and the model knows.
-
-        The reference listens to the audio and the silence after it, where a window to decode ends in zeros. That
-        costs an encoding more, so it is done only if `unsure` and no language is likely.
-        """
-        tokenizer = self._kit.tokenizer
-        codes = [code for code in self._decoding.languages if code in tokenizer.languages] or tokenizer.languages
-        if len(codes) == 1:
-            self._tongue.code = codes[0]
-            return
-        _, logits = yield Prefill(encoded, (tokenizer.sot,), (0,))
-        code, probability = likeliest_language(logits[0], tokenizer, codes)
-        if unsure and probability < LIKELY:
-            encoded = yield Encode(self._mel.window(0, N_FRAMES), self._kit.dims.n_audio_ctx)
-            _, logits = yield Prefill(encoded, (tokenizer.sot,), (0,))
-            code, probability = likeliest_language(logits[0], tokenizer, codes)
-        self._tongue.code, self._tongue.probability = code, probability
-
-    def _prompt(self) -> Prompt:
-        """[mark, terms, what was said] and the opening; without anything said, the opening alone."""
-        tokenizer = self._kit.tokenizer
-        said = (*self._terms, *self._history.tokens)
-        before = (tokenizer.sot_prev, *said) if said else ()
-        opening = self._opening()
-        if self._decoding.without_timestamps:
-            opening = (*opening, tokenizer.no_timestamps)
-        return Prompt((*before, *opening), len(before))
-
-    @property
-    def _language(self) -> str:
-        assert self._tongue.code is not None
-        return self._tongue.code
-
-    def _opening(self) -> tuple[int, ...]:
-        return self._kit.tokenizer.opening(self._language, self._job.task)
 
     # After the text: speech or not, words, segments.
 
@@ -260,14 +193,14 @@ class Transcript:
         text = [token for draft in drafts for token in timing.text_tokens(draft, tokenizer.eot)]
         timed: list[timing.Timing] = []
         if text:
-            opening = self._opening()
+            opening = self._hearing.opening
             scores, logits = yield Align(encoded, timing.question(tokenizer, opening, text))
             timed = timing.timings(
                 scores,
                 logits,
                 text,
                 tokenizer=tokenizer,
-                language=self._language,
+                language=self._hearing.language,
                 opening=len(opening),
                 frames=window.size // FRAMES_PER_TOKEN,
             )
@@ -312,11 +245,3 @@ class Transcript:
             for token, value in zip(draft.tokens, values, strict=True)
             if token < tokenizer.eot
         )
-
-
-def likeliest_language(logits: Floats, tokenizer: Tokenizer, codes: tuple[str, ...] | list[str]) -> tuple[str, float]:
-    """logits: (vocab,) behind the start of the transcript -> code, and its probability among `codes`."""
-    chosen = logits[[tokenizer.language_token(code) for code in codes]]
-    weights = np.exp(chosen - chosen.max())
-    best = int(weights.argmax())
-    return codes[best], float(weights[best] / weights.sum())

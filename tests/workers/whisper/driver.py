@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from protocol.events import Doubt, Model, Ready, Segment, Transcribed
-from protocol.jobs import Decoding, Heard, Pcm, Transcribe
+from protocol.events import Doubt, Guessed, Model, Ready, Segment, Transcribed
+from protocol.jobs import Decoding, Guess, Heard, Pcm, Transcribe
 from workers.whisper.engine import Shares, WhisperEngine
 
 LANGUAGES = ("en", "de", "fr", "it", "sv", "ja", "ko", "zh", "ru")
@@ -36,6 +36,9 @@ def job(
     spans: Any = None,
     independent: bool = False,
     speech: Any = None,
+    reached: Any = None,
+    whole: bool = True,
+    draft: Sequence[int] = (),
     **decoding: Any,
 ) -> Transcribe:
     return Transcribe(
@@ -45,12 +48,30 @@ def job(
         spans=spans,
         independent=independent,
         speech=speech,
+        reached=reached,
+        whole=whole,
+        draft=tuple(draft),
         decoding=Decoding(**decoding),
     )  # type: ignore[arg-type]
 
 
+def guess(audio: Pcm, *, said: Sequence[int] = (), draft: Sequence[int] = (), **decoding: Any) -> Guess:
+    return Guess(audio, said=tuple(said), draft=tuple(draft), decoding=Decoding(**decoding))
+
+
+def guessed(model: Any, asked: Guess) -> Guessed:
+    """The one answer to a guess."""
+    (answer,) = run(model, [asked])[0]
+    assert isinstance(answer, Guessed)
+    return answer
+
+
 def run(
-    model: Any, jobs: Sequence[Transcribe], *, shares: Shares | None = None, hear: Callable[[Doubt], bool] | None = None
+    model: Any,
+    jobs: Sequence[Transcribe | Guess],
+    *,
+    shares: Shares | None = None,
+    hear: Callable[[Doubt], bool] | None = None,
 ) -> list[list[Any]]:
     """All jobs at once, admitted in order. -> each one's events."""
     engine = WhisperEngine(model, READY, shares)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
@@ -34,3 +36,34 @@ def test_silence_is_the_references_silence() -> None:
     mel = LogMel(lambda a, b: np.zeros(b - a, np.float32), 16000, 80)
     assert mel.scan(10_000)
     np.testing.assert_allclose(mel.window(0, 100)[:100], -1.5, atol=1e-6)
+
+
+def test_a_recording_that_grew_has_the_windows_of_the_whole_one() -> None:
+    """Its loudest sound comes first: what comes later could not have been known."""
+    samples = 16000 * 65
+    generator = np.random.default_rng(1)
+    audio = (generator.normal(size=samples) * np.linspace(0.3, 0.001, samples)).astype(np.float32)
+
+    def read_up_to(end: int) -> Callable[[int, int], np.ndarray]:
+        padded = np.concatenate([audio[:end], np.zeros(16000 * 60, np.float32)])
+        return lambda a, b: padded[a:b].copy()
+
+    whole = LogMel(read_up_to(samples), samples, 80)
+    assert whole.scan(10_000)
+    scanned, loudest = 0, None
+    for end in (480_039, 700_001, samples):
+        grown = LogMel(read_up_to(end), end, 80, scanned=scanned, loudest=loudest)
+        assert grown.scan(10_000)
+        size = min(3000, grown.frames - scanned - 1)
+        np.testing.assert_array_equal(grown.window(scanned, size), whole.window(scanned, size))
+        scanned, loudest = scanned + 1000, grown.loudest
+
+
+def test_the_last_sample_of_a_recording_makes_no_sound_of_its_own() -> None:
+    """Where audio breaks off in mid-wave the last frames are louder than what was recorded; more audio undoes that."""
+    tone = (0.5 * np.sin(np.arange(16000) * 0.3)).astype(np.float32)
+    broken = LogMel(lambda a, b: np.pad(tone, (0, 1000))[a:b].copy(), len(tone), 80)
+    whole = LogMel(lambda a, b: np.pad(np.tile(tone[:-1], 2), (0, 1000))[a:b].copy(), len(tone), 80)
+    assert broken.scan(1000)
+    assert whole.scan(1000)
+    assert broken.loudest <= whole.window(0, 100).max() * 4 - 4 + 1e-5

@@ -42,6 +42,9 @@ class ToyRows:
     def select(self, indices: Sequence[int]) -> None:
         self.said = [list(self.said[i]) for i in indices]
 
+    def truncate(self, length: int) -> None:
+        self.said = [row[:length] for row in self.said]
+
 
 Says = Callable[[ToyEncoded, list[int]], np.ndarray]
 

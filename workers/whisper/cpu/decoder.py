@@ -49,6 +49,10 @@ class CpuRows:
             layer[:] = [mx.take(c, order, axis=1, stream=s) for c, s in zip(layer, self.streams, strict=True)]
         self.n = len(indices)
 
+    def truncate(self, length: int) -> None:
+        """Forget all but the first `length` tokens: what the cache holds behind them is never read."""
+        self.position = length
+
     def reserve(self, length: int) -> None:
         """Room for `length` more positions."""
         short = self.position + length - self.cache[0][0].shape[2]

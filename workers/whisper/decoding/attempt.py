@@ -9,6 +9,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,6 +22,10 @@ from workers.whisper.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from workers.whisper.model import Rows
+
+
+LONGEST_PROPOSAL = 128
+"""Tokens: each brings a row of logits, 0.2 MB."""
 
 
 @dataclass
@@ -65,11 +70,32 @@ class Strategy:
 
 
 @dataclass(frozen=True)
+class Proposal:
+    """Tokens that one row will probably say: read in a single pass and then checked, instead of fed one by one."""
+
+    tokens: tuple[int, ...] = ()
+    forced: int = 0
+    """So many of them are said in any case."""
+
+    def within(self, limits: Limits, prompt_tokens: int, vocabulary: int, eot: int) -> Proposal:
+        """The part that an attempt can say; `vocabulary`: how many tokens the model has."""
+        tokens = tuple(takewhile(lambda token: 0 <= token < vocabulary and token != eot, self.tokens))
+        room = max(0, limits.after(prompt_tokens) - 1)
+        tokens = tokens[: min(room, max(self.forced, LONGEST_PROPOSAL))]
+        return Proposal(tokens, min(self.forced, len(tokens)))
+
+
+@dataclass(frozen=True)
 class Limits:
     """Where an attempt must stop: sampled tokens, and tokens in all, of which the last is not fed."""
 
     sampled: int
     context: int
+
+    def after(self, prompt_tokens: int) -> int:
+        """Tokens to sample at most. mlx-whisper and openai/whisper sample once more after the context is full: the
+        last token is never fed."""
+        return min(self.sampled, self.context + 1 - prompt_tokens)
 
 
 class Search:
@@ -181,8 +207,7 @@ class Attempt:
     ) -> None:
         self.search = search
         self._filters = filters
-        # mlx-whisper and openai/whisper sample once more after the context is full: the last token is never fed.
-        self._most = min(limits.sampled, limits.context + 1 - prompt_tokens)
+        self._most = limits.after(prompt_tokens)
         self._length_penalty = length_penalty
         self._sampled = 0
 
@@ -197,6 +222,25 @@ class Attempt:
         said = [row.tokens for row in self.search.live[: len(logits)]]
         filtered = self._filters.apply(logits, said)
         self.search.advance(filtered, log_normaliser(filtered))
+        self._sampled += 1
+
+    def follow(self, logits: Floats, proposal: Proposal) -> int:
+        """logits: (1 + proposed, vocab), behind the prompt and behind each proposed token, of a single row. Says what
+        they say, and of the proposal what agrees. -> how many of its tokens were said; what it says next is not fed.
+        """
+        for i, token in enumerate(proposal.tokens):
+            if i < proposal.forced:
+                self._say(token, logits[i])
+                continue
+            self.feed(logits[i : i + 1])
+            if self.wants() is None or self.search.live[0].tokens[-1] != token:
+                return i
+        self.feed(logits[-1:])
+        return len(proposal.tokens)
+
+    def _say(self, token: int, logits: Floats) -> None:
+        """A token that is not the row's choice; no rule forbids it."""
+        self.search.live[0].append(token, float(logits[token] - log_normaliser(logits[None])[0]))
         self._sampled += 1
 
     def best(self) -> Hypothesis:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from protocol.jobs import Decoding
-from workers.whisper.decoding.attempt import Limits, Result, Strategy, begin, probability
+from workers.whisper.decoding.attempt import Limits, Proposal, Result, Strategy, begin, probability
 from workers.whisper.decoding.filters import Filters
 from workers.whisper.needs import Dims, Prefill, Step, Steps
 from workers.whisper.tokenizer import Tokenizer
@@ -14,6 +14,7 @@ from workers.whisper.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from workers.whisper.model import Encoded
 
+NOTHING = Proposal()
 LOOPS = 2.4
 """A compression ratio above this is a loop (openai/whisper's default threshold)."""
 
@@ -73,13 +74,23 @@ def is_doubtful(result: Result, decoding: Decoding) -> bool:
 
 
 def decode_window(
-    kit: Kit, decoding: Decoding, encoded: Encoded, prompt: Prompt, key: tuple[int, ...], *, guard: bool
+    kit: Kit,
+    decoding: Decoding,
+    encoded: Encoded,
+    prompt: Prompt,
+    key: tuple[int, ...],
+    proposal: Proposal = NOTHING,
+    *,
+    guard: bool,
 ) -> Steps[Result | None]:
     """The first result that passes, or the last. `guard`: None as soon as the first attempt loops; the caller then
-    comes again with the full context."""
+    comes again with the full context. The proposal is for the first attempt."""
     result: Result | None = None
     for temperature in decoding.temperature:
-        result = yield from attempt(kit, decoding, encoded, prompt, temperature, key)
+        strategy = strategy_of(decoding, temperature)
+        following = proposal if temperature == 0 and strategy.beam_size == 1 else NOTHING
+        result = yield from attempt(kit, decoding, encoded, prompt, strategy, key, following)
+        proposal = NOTHING
         if guard and result.compression_ratio > LOOPS:
             return None
         guard = False
@@ -89,14 +100,25 @@ def decode_window(
     return result
 
 
+def strategy_of(decoding: Decoding, temperature: float) -> Strategy:
+    return Strategy(temperature, decoding.beam_size, decoding.patience, decoding.best_of, decoding.length_penalty)
+
+
 def attempt(
-    kit: Kit, decoding: Decoding, encoded: Encoded, prompt: Prompt, temperature: float, key: tuple[int, ...]
+    kit: Kit,
+    decoding: Decoding,
+    encoded: Encoded,
+    prompt: Prompt,
+    strategy: Strategy,
+    key: tuple[int, ...],
+    proposal: Proposal = NOTHING,
 ) -> Steps[Result]:
-    """One temperature, from the prompt to the end of text."""
-    at = (prompt.sot, len(prompt.tokens) - 1)
-    rows, logits = yield Prefill(encoded, prompt.tokens, at)
+    """One temperature, from the prompt to the end of text. A proposal is for a single row."""
+    length = len(prompt.tokens)
+    proposal = proposal.within(kit.limits, length, kit.dims.n_vocab, kit.tokenizer.eot)
+    at = (prompt.sot, *range(length - 1, length + len(proposal.tokens)))
+    rows, logits = yield Prefill(encoded, (*prompt.tokens, *proposal.tokens), at)
     no_speech = probability(logits[0], kit.tokenizer.no_speech)
-    strategy = Strategy(temperature, decoding.beam_size, decoding.patience, decoding.best_of, decoding.length_penalty)
     tried = begin(
         rows,
         tokenizer=kit.tokenizer,
@@ -106,7 +128,7 @@ def attempt(
         how=strategy,
         key=key,
     )
-    tried.feed(logits[1:])
+    rows.truncate(length + tried.follow(logits[1:], proposal))
     while (tokens := tried.wants()) is not None:
         tried.feed((yield Step(rows, tokens)))
-    return tried.result(kit.tokenizer, temperature, no_speech)
+    return tried.result(kit.tokenizer, strategy.temperature, no_speech)

@@ -1,0 +1,149 @@
+"""A draft of what a window says makes it faster and changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from protocol.jobs import Pcm
+from tests.workers.whisper.driver import guess, guessed, job, run, segments, sound
+from tests.workers.whisper.test_model import KINDS, TOKENS, assert_near, build, encode, reference
+from tests.workers.whisper.toy import VOCAB, ToyModel, scripted
+from workers import blas
+from workers.whisper.tokenizer import Tokenizer
+
+TOKENIZER = Tokenizer(VOCAB)
+T, EOT = TOKENIZER.timestamp_begin, TOKENIZER.eot
+HI, YOU = TOKENIZER.encode(" Hi")[0], TOKENIZER.encode(" you")[0]
+
+
+def steps(model: ToyModel) -> int:
+    return sum(name == "step" for name, _ in model.calls)
+
+
+def drafts(right: Sequence[int]) -> dict[str, list[int]]:
+    half = len(right) // 2
+    return {
+        "right": list(right),
+        "empty": [],
+        "wrong": [T + 3, *[HI] * 20],
+        "half right": [*right[:half], YOU, *right[half:]],
+        "short": list(right[:half]),
+        "over-long": [*right, *[YOU, HI] * 300],
+        "no tokens of this model": [*right[:half], VOCAB + 7, -1, EOT],
+        "ended": [*right, EOT],
+    }
+
+
+def said_first(model: ToyModel, audio: Pcm, **how: Any) -> tuple[int, ...]:
+    """What the first window says."""
+    return guessed(model, guess(audio, **how)).tokens
+
+
+DECODINGS: list[dict[str, Any]] = [
+    {"temperature": (0.0,)},
+    {"temperature": (0.0,), "words": True, "logprobs": True},
+    {"temperature": (0.0,), "without_timestamps": True, "prompt": "Ada"},
+    {"temperature": (0.0, 0.4), "logprob_threshold": -0.001, "no_speech_threshold": None},
+    {"temperature": (0.0,), "beam_size": 3},
+    {"temperature": (0.6,), "best_of": 3},
+    {"temperature": (0.0,), "audio_ctx": "auto"},
+]
+
+
+@pytest.mark.parametrize("how", DECODINGS, ids=lambda how: "-".join(how))
+def test_any_draft_gives_the_same_answers_alone_and_in_a_batch(tmp_path: Path, how: dict[str, Any]) -> None:
+    audio = sound(tmp_path / "spool", 40.0, seed=2)
+    expected = run(ToyModel(), [job(audio, language="en", **how)])[0]
+    right = said_first(ToyModel(), audio, language="en", **how)
+    assert len(right) > 2
+    jobs = [job(audio, language="en", draft=draft, **how) for draft in drafts(right).values()]
+    for events in (*(run(ToyModel(), [each])[0] for each in jobs), *run(ToyModel(), jobs)):
+        assert segments(events) == segments(expected)
+        assert events[-1].reached == expected[-1].reached
+
+
+def test_a_right_draft_takes_no_step_and_a_wrong_one_as_many_as_none(tmp_path: Path) -> None:
+    script = [T, *[HI, YOU] * 10, T + 100]
+    audio = sound(tmp_path / "spool", 5.0)
+    found = {}
+    for name, draft in drafts(script).items():
+        model = ToyModel(scripted(script))
+        run(model, [job(audio, draft=draft, language="en", temperature=(0.0,))])
+        assert sum(name == "prefill" for name, _ in model.calls) == 1
+        found[name] = steps(model)
+    assert found == {
+        "right": 0,
+        "empty": 22,
+        "wrong": 22,
+        "half right": 11,
+        "short": 11,
+        "over-long": 0,
+        "no tokens of this model": 11,
+        "ended": 0,
+    }
+
+
+def test_a_draft_is_for_the_first_window_alone(tmp_path: Path) -> None:
+    audio = sound(tmp_path / "spool", 40.0)
+    model = ToyModel(scripted([T, HI, T + 1000], [T, HI, T + 200]))
+    run(model, [job(audio, draft=[T, HI, T + 1000], language="en", temperature=(0.0,))])
+    assert steps(model) == 3
+
+
+def test_a_row_that_follows_a_draft_stops_at_half_the_context(tmp_path: Path) -> None:
+    loop = [T, *[HI] * 400]
+    audio = sound(tmp_path / "spool", 5.0)
+    how: dict[str, Any] = {"language": "en", "temperature": (0.0,), "compression_ratio_threshold": None}
+    tokens = [
+        segments(run(ToyModel(scripted(loop)), [job(audio, draft=draft, **how)])[0])[0].tokens
+        for draft in ([], loop, [T, HI])
+    ]
+    assert [len(each) for each in tokens] == [224, 224, 224]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_truncated_rows_go_on_as_if_the_rest_had_never_been_read(kind: str, make_module: Any, make_mel: Any) -> None:
+    module = make_module("base")
+    mel = make_mel(module)
+    expected, _ = reference(module, mel, TOKENS)
+    model = build(kind, module)
+    wrong = np.random.default_rng(0).integers(0, 800, 90).tolist()
+    rows, _ = model.prefill(encode(model, mel), [*TOKENS[:3], *wrong], [-1])
+    rows.truncate(3)
+    assert rows.position == 3
+    for position in (3, 4, 5):
+        logits = model.step([rows], [np.array(TOKENS[position : position + 1])])[0]
+        assert_near(logits, expected[position : position + 1])
+
+
+@pytest.mark.model
+@pytest.mark.timeout(300)
+def test_drafts_change_no_text_no_word_and_no_probability_of_real_speech(
+    fast_blas: blas.Blas, load_starter: Any, tmp_path: Path
+) -> None:
+    from tests.speech import timeline
+    from workers.whisper.model import choose
+
+    model = choose(load_starter("base"))
+    samples = timeline(
+        "The quick brown fox jumps over the lazy dog.", 0.8, "She sells sea shells by the sea shore.", 0.5
+    )
+    samples.tofile(tmp_path / "spool")
+    audio = Pcm(str(tmp_path / "spool"), 0, len(samples))
+    how: dict[str, Any] = {"words": True, "logprobs": True, "audio_ctx": "auto"}
+    expected = segments(run(model, [job(audio, **how)])[0])
+    right = guessed(model, guess(audio, **how)).tokens
+    assert [token for each in expected for token in each.tokens] == list(right)
+    jobs = [job(audio, draft=draft, **how) for draft in drafts(right).values()]
+    for events in (*(run(model, [each])[0] for each in jobs), *run(model, jobs)):
+        found = segments(events)
+        assert [(each.text, each.tokens) for each in found] == [(each.text, each.tokens) for each in expected]
+        for mine, theirs in zip(found, expected, strict=True):
+            assert [(w.word, w.start, w.end) for w in mine.words] == [(w.word, w.start, w.end) for w in theirs.words]
+            logprobs = [[token.logprob for token in each.logprobs] for each in (mine, theirs)]
+            assert logprobs[0] == pytest.approx(logprobs[1], abs=1e-3)

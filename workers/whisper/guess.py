@@ -1,0 +1,103 @@
+"""What is being said in audio that goes on: one window, one attempt, and how far each of its words has listened.
+
+The frame that a token listens to is AlignAtt's (Papi, Turchi, Negri 2023, arXiv:2305.11408). Knows no policy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from protocol.events import Guessed, GuessedWord
+from protocol.jobs import Guess
+from workers.whisper.decoding.attempt import Proposal, Result, Strategy
+from workers.whisper.decoding.fallback import Kit, attempt
+from workers.whisper.hearing import Hearing, Spent, Tongue
+from workers.whisper.mel import N_FRAMES, LogMel
+from workers.whisper.needs import Align, Steps
+from workers.whisper.recording import Recording
+from workers.whisper.segments import FRAMES_PER_TOKEN, Window
+from workers.whisper.vocabulary import Fitted
+from workers.whisper.words import timing
+
+if TYPE_CHECKING:
+    from workers.whisper.model import Encoded
+
+
+class Guessing:
+    """One job's. `guessed` is there when `run` is over."""
+
+    def __init__(
+        self, kit: Kit, job: Guess, recording: Recording, fitted: Fitted, tongue: Tongue, spent: Spent
+    ) -> None:
+        self._kit = kit
+        self._job = job
+        self._mel = LogMel(recording.read, recording.samples, kit.dims.n_mels)
+        self._hearing = Hearing(kit, job.task, job.decoding, self._mel, tongue, spent)
+        room = kit.prompt_budget - len(fitted.terms)
+        self._before = (*fitted.terms, *(fitted.prompt[-room:] if room > 0 else ()))
+        self.guessed = Guessed((), (), 0.0, 0.0, 0.0, tongue.code)
+
+    def run(self) -> Steps[None]:
+        yield from self._hearing.scan()
+        window = Window(0, min(N_FRAMES, self._mel.frames))
+        if not window.size:
+            return
+        encoded = yield from self._hearing.encode(window)
+        decoding = self._job.decoding
+        result = yield from attempt(
+            self._kit,
+            decoding,
+            encoded,
+            self._hearing.prompt(self._before),
+            Strategy(decoding.temperature[0]),
+            (decoding.seed, 0, 0),
+            self._proposal(),
+        )
+        words = yield from self._words(encoded, result, window)
+        self.guessed = Guessed(
+            words=words,
+            tokens=result.tokens,
+            avg_logprob=result.avg_logprob,
+            no_speech_prob=result.no_speech_prob,
+            compression_ratio=result.compression_ratio,
+            language=self._hearing.language,
+        )
+
+    def _proposal(self) -> Proposal:
+        """What was said is forced: as the draft has it, timestamps and all, or behind a first timestamp."""
+        tokenizer, said, draft = self._kit.tokenizer, self._job.said, self._job.draft
+        if not said:
+            return Proposal(draft)
+        places = [i for i, token in enumerate(draft) if token < tokenizer.eot][: len(said)]
+        if tuple(draft[i] for i in places) == said:
+            return Proposal(draft, forced=places[-1] + 1)
+        opening = () if self._job.decoding.without_timestamps else (tokenizer.timestamp_begin,)
+        return Proposal((*opening, *said), forced=len(opening) + len(said))
+
+    def _words(self, encoded: Encoded, result: Result, window: Window) -> Steps[tuple[GuessedWord, ...]]:
+        tokenizer = self._kit.tokenizer
+        text = [token for token in result.tokens if token < tokenizer.eot]
+        frames = window.size // FRAMES_PER_TOKEN
+        if not text or not frames:
+            return ()
+        opening = self._hearing.opening
+        scores, _ = yield Align(encoded, timing.question(tokenizer, opening, text))
+        # The row before a token is where it was chosen.
+        heard = timing.attention(scores[:, :, :frames])[len(opening) :].argmax(axis=-1) / timing.TOKENS_PER_SECOND
+        split = tokenizer.split_words(text, self._hearing.language)
+        return _merged(split, [float(seconds) for seconds in heard])
+
+
+def _merged(split: Sequence[tuple[str, list[int]]], heard: Sequence[float]) -> tuple[GuessedWord, ...]:
+    """heard: seconds for each token. Punctuation joins its word and does not count as heard."""
+    ends = [0]
+    for _, tokens in split:
+        ends.append(ends[-1] + len(tokens))
+    words = [
+        timing.Timing(text, list(tokens), start=heard[first], end=heard[end - 1], probability=1.0)
+        for (text, tokens), (first, end) in zip(split, pairwise(ends), strict=True)
+    ]
+    timing.merge_punctuation(words)
+    return tuple(GuessedWord(word.word, tuple(word.tokens), word.end) for word in words if word.word)
