@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -66,6 +67,8 @@ class _Slot:
 
     said: str
     values: list[Any] = field(default_factory=list)
+    items: list[Any] = field(default_factory=list)
+    """The values as a list's entries."""
     members: dict[str, Any] = field(default_factory=dict)
 
 
@@ -130,6 +133,7 @@ def _sort(
     """Entries by the field they belong to, without those that mean its default; and the names that belong to none."""
     slots: dict[str, _Slot] = {}
     ignored: list[str] = []
+    times = Counter(entry.base for entry in given.entries)
     for entry in given.entries:
         name = aliases.get(entry.base, entry.base)
         if name not in types or (entry.key is not None and not _has_members(types[name])):
@@ -142,6 +146,7 @@ def _sort(
         slot = slots.setdefault(name, _Slot(entry.base))
         if entry.key is None:
             slot.values.append(entry.value)
+            slot.items += _items(entry.value, alone=times[entry.base] == 1)
         else:
             slot.members[entry.key] = entry.value
     return slots, ignored
@@ -150,7 +155,7 @@ def _sort(
 def _value(slot: _Slot, kind: inspect.Type, form: bool) -> Any:
     """The value to convert. What cannot be read stays as it came, for the conversion to refuse."""
     if isinstance(kind, inspect.VarTupleType):
-        return [_read(item, kind.item_type, form) for item in _items(slot.values)]
+        return [_read(item, kind.item_type, form) for item in slot.items]
     if slot.members:
         if slot.values:
             raise InvalidValue(f"{slot.said} was given as a whole and in parts", param=slot.said)
@@ -166,13 +171,12 @@ def _value(slot: _Slot, kind: inspect.Type, form: bool) -> Any:
     return _read(first, kind, form)
 
 
-def _items(values: list[Any]) -> Iterable[Any]:
-    """The entries of a list field: one text alone is split at commas; a list's entries are its own."""
-    if len(values) == 1 and isinstance(values[0], str):
-        values = values[0].split(",")
-    for value in values:
-        inner = value if isinstance(value, list) else [value]
-        yield from (item.strip() if isinstance(item, str) else item for item in inner if not _blank(item))
+def _items(value: Any, *, alone: bool) -> Iterable[Any]:
+    """One value of a list field as entries: a list's are its own, a text `alone` under its name is split at commas."""
+    if isinstance(value, str) and alone:
+        value = value.split(",")
+    inner = value if isinstance(value, list) else [value]
+    return [item.strip() if isinstance(item, str) else item for item in inner if not _blank(item)]
 
 
 def _blank(item: object) -> bool:

@@ -5,7 +5,9 @@ Knows what a client may ask; knows neither how it was sent nor who does the work
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Collection
+from itertools import accumulate
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -13,12 +15,16 @@ from msgspec import Meta
 from protocol.errors import InvalidValue, UnsupportedTask, UnsupportedValue
 from protocol.events import Model
 from protocol.jobs import Decoding, Task
+from protocol.settings import SAMPLE_RATE
 from service import forms, languages
 from service.forms import Entry, Given
+from service.gate import Cutting
 
 ResponseFormat = Literal["json", "text", "srt", "verbose_json", "vtt"]
 
 MAX_TERM_BYTES = 16 << 10
+TERMS_BYTES = 1 << 20
+"""UTF-8 bytes of terms that are handed on, 128 for each of 8192. Only 223 tokens of them count, at most 28 KiB."""
 MAX_TEMPERATURES = 16
 PROMPT_TAIL = 32 << 10
 """Characters of a prompt that are handed on. Only its last 223 tokens count, and no token is near 140 characters."""
@@ -36,6 +42,17 @@ class ServerVad(msgspec.Struct, frozen=True, kw_only=True):
     threshold: Annotated[float, Meta(ge=0, le=1)] = 0.5
     prefix_padding_ms: Annotated[int, Meta(ge=0, le=10_000)] = 300
     silence_duration_ms: Annotated[int, Meta(ge=0, le=10_000)] = 200
+
+    @property
+    def cutting(self) -> Cutting:
+        silence = self.silence_duration_ms * SAMPLE_RATE // 1000
+        return Cutting(before=self.prefix_padding_ms * SAMPLE_RATE // 1000, after=silence, silence=silence)
+
+
+AUTO = ServerVad(type="server_vad")
+"""What `chunking_strategy` auto stands for."""
+SURE = 0.01
+"""Silero's own thresholds lie between 0 and 1; OpenAI's may be either."""
 
 
 class TranscriptRequest(Decoding, frozen=True, kw_only=True):
@@ -57,10 +74,28 @@ class TranscriptRequest(Decoding, frozen=True, kw_only=True):
     known_speaker_references: tuple[str, ...] = ()
 
     @property
+    def server_vad(self) -> ServerVad | None:
+        """How to cut the recording into pieces; None: not at all."""
+        return AUTO if self.chunking_strategy == "auto" else self.chunking_strategy
+
+    @property
+    def listens(self) -> bool:
+        """Whether speech is looked for first. Without it the other fields about it have no effect."""
+        return self.vad or self.vad_trim or self.chunking_strategy is not None
+
+    @property
+    def speech_threshold(self) -> float:
+        """A `chunking_strategy` that names its own goes first."""
+        named = self.chunking_strategy
+        asked = named.threshold if isinstance(named, ServerVad) else self.vad_threshold
+        return min(max(asked, SURE), 1 - SURE)
+
+    @property
     def decoding(self) -> Decoding:
         """The part that the speech worker is told. The silence rule is ours: the oracle does as it does."""
         said = {name: getattr(self, name) for name in Decoding.__struct_fields__}
         follows = {
+            "vocabulary": _handed_on(self.vocabulary),
             "words": "word" in self.timestamp_granularities,
             "logprobs": "logprobs" in self.include,
             "silence_rule": not self.faithful,
@@ -68,18 +103,9 @@ class TranscriptRequest(Decoding, frozen=True, kw_only=True):
         return Decoding(**said | follows)
 
 
-DEFAULTS = TranscriptRequest()
+R = TypeVar("R", bound=TranscriptRequest)
 
-NOT_YET = (
-    "vocabulary",
-    "vad",
-    "vad_threshold",
-    "vad_min_speech_ms",
-    "vad_trim",
-    "chunking_strategy",
-    "known_speaker_names",
-    "known_speaker_references",
-)
+NOT_YET = ("known_speaker_names", "known_speaker_references")
 """Fields that so far take their default only."""
 
 NOT_FAITHFUL = ("languages", "patience", "audio_ctx", "chunking_strategy", "include")
@@ -87,7 +113,12 @@ NOT_FAITHFUL = ("languages", "patience", "audio_ctx", "chunking_strategy", "incl
 
 
 def parse(given: Given) -> tuple[TranscriptRequest, list[str]]:
-    """The checked request, with languages as codes, and the names of unknown fields.
+    """The request for a file's transcript; see `parse_as`."""
+    return parse_as(TranscriptRequest, given, OURS)
+
+
+def parse_as(kind: type[R], given: Given, ours: Collection[str]) -> tuple[R, list[str]]:
+    """The checked request, with languages as codes, and the names of unknown fields, those in `ours` among them.
 
     Raises InvalidValue for a wrong value, then UnsupportedValue for what is right but cannot be had.
     """
@@ -96,9 +127,11 @@ def parse(given: Given) -> tuple[TranscriptRequest, list[str]]:
         said.setdefault(ALIASES.get(entry.base, entry.base), entry.base)
     diarized = [entry for entry in given.entries if entry.base == "response_format" and entry.value == "diarized_json"]
     aside = {id(entry) for entry in (*diarized, *_lone_zero(given))}
-    kept = Given(tuple(entry for entry in given.entries if id(entry) not in aside and not _is_ours(entry)), given.form)
-    request, unknown = forms.decode(TranscriptRequest, kept, ALIASES)
-    ignored = [entry.name for entry in given.entries if _is_ours(entry) or entry.name in unknown]
+    kept = Given(
+        tuple(entry for entry in given.entries if id(entry) not in aside and entry.base not in ours), given.form
+    )
+    request, unknown = forms.decode(kind, kept, ALIASES)
+    ignored = [entry.name for entry in given.entries if entry.base in ours or entry.name in unknown]
     request = _with_codes(request)
     _check(request, said)
     if diarized:
@@ -110,8 +143,10 @@ def parse(given: Given) -> tuple[TranscriptRequest, list[str]]:
     return request, ignored
 
 
-def _is_ours(entry: Entry) -> bool:
-    return entry.base in OURS
+def _handed_on(terms: tuple[str, ...]) -> tuple[str, ...]:
+    """The first terms, TERMS_BYTES of them: a frame to a worker has a limit, and a worker better things to do."""
+    sizes = accumulate(len(term.encode()) for term in terms)
+    return tuple(term for term, size in zip(terms, sizes, strict=True) if size <= TERMS_BYTES)
 
 
 def _lone_zero(given: Given) -> list[Entry]:
@@ -128,7 +163,7 @@ def _is_zero(value: Any, form: bool) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and value == 0
 
 
-def _with_codes(request: TranscriptRequest) -> TranscriptRequest:
+def _with_codes(request: R) -> R:
     language = request.language
     if language is not None:
         language = None if languages.detects(language) else _code("language", language)
@@ -157,7 +192,7 @@ def _check(request: TranscriptRequest, said: dict[str, str]) -> None:
         raise InvalidValue("beam_size must be 1 when temperature is over 0: sampling has no beams", param="beam_size")
     if request.faithful:
         for name in ("beam_size", *NOT_FAITHFUL):
-            if not _is_default(request, name):
+            if not is_default(request, name):
                 raise InvalidValue(f"{name} cannot be given together with faithful=true", param=name)
 
 
@@ -183,12 +218,12 @@ def _check_details(request: TranscriptRequest) -> None:
 
 def _check_supported(request: TranscriptRequest, said: dict[str, str]) -> None:
     for name in NOT_YET:
-        if not _is_default(request, name):
+        if not is_default(request, name):
             raise _not_yet(said[name], said[name])
 
 
-def _is_default(request: TranscriptRequest, name: str) -> bool:
-    return bool(getattr(request, name) == getattr(DEFAULTS, name))
+def is_default(request: TranscriptRequest, name: str) -> bool:
+    return bool(getattr(request, name) == getattr(type(request)(), name))
 
 
 def _not_yet(what: str, param: str) -> UnsupportedValue:

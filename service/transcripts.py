@@ -11,8 +11,9 @@ from typing import Any
 
 import msgspec
 
-from protocol.events import Progress, Segment, Timings, TokenLogprob, Word
-from protocol.jobs import Task
+from protocol.events import Progress, Segment, Timings, TokenLogprob, VocabularyReport, Word
+from protocol.jobs import Span, Task
+from protocol.settings import SAMPLE_RATE
 from service import languages
 
 UNHEARD = dict.fromkeys(map(ord, "\ufffd\ufeff"))
@@ -34,14 +35,28 @@ class Spent(msgspec.Struct, frozen=True, kw_only=True):
     """Time spent for one second of audio."""
 
 
-class Meta(msgspec.Struct, frozen=True, kw_only=True):
-    """The value of the key `starling`."""
+class Vad(msgspec.Struct, frozen=True):
+    """What was taken for speech and heard, margins included; seconds of the recording."""
+
+    speech_seconds: float
+    spans: tuple[tuple[float, float], ...]
+
+    @classmethod
+    def of(cls, spans: Iterable[Span]) -> Vad:
+        heard = tuple((round(span.start / SAMPLE_RATE, 3), round(span.stop / SAMPLE_RATE, 3)) for span in spans)
+        return cls(round(sum(end - start for start, end in heard), 3), heard)
+
+
+class Meta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The value of the key `starling`. What was not asked for is left out."""
 
     model: str
     language: str | None
     language_probability: float | None
     duration: float
     timings: Spent
+    vocabulary: VocabularyReport | None = None
+    vad: Vad | None = None
 
 
 class Transcript(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,9 +104,10 @@ class Timeline:
     Whisper's timestamps are guesses: they may go backwards or past the end of the audio.
     """
 
-    def __init__(self, duration: float) -> None:
+    def __init__(self, duration: float, heard: float = 0.0) -> None:
+        """`heard`: where the last segment ended, if there were some before."""
         self._duration = duration
-        self._heard = 0.0
+        self._heard = heard
 
     def settle(self, segment: Segment) -> Segment:
         """The segment with such times (seconds, to the millisecond), its words within, and no half characters."""
@@ -141,13 +157,14 @@ def _verbose(transcript: Transcript) -> dict[str, Any]:
         "language": transcript.language,
         "duration": transcript.meta.duration,
         "text": transcript.text,
-        "segments": [_whole(number, segment) for number, segment in enumerate(transcript.segments)],
+        "segments": [verbose_segment(number, segment) for number, segment in enumerate(transcript.segments)],
         **({"words": words} if transcript.words else {}),
         **_plain(transcript),
     }
 
 
-def _whole(number: int, segment: Segment) -> dict[str, Any]:
+def verbose_segment(number: int, segment: Segment) -> dict[str, Any]:
+    """A segment as verbose_json has it."""
     return {
         "id": number,
         "seek": segment.seek,

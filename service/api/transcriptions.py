@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import ExitStack, aclosing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, assert_never
 from urllib.parse import quote
@@ -19,9 +20,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from protocol.errors import EmptyAudio
-from protocol.events import Progress, Segment
-from protocol.jobs import Decode, Pcm, Task, Transcribe
-from service import forms, reply, requests, transcripts, upload
+from protocol.events import Decoded, Progress, Segment, Timings, Transcribed
+from protocol.jobs import Decode, DetectSpeech, Pcm, Span, Task, Transcribe
+from protocol.settings import SAMPLE_RATE
+from service import forms, gate, loudness, reply, requests, transcripts, upload
 from service.house import House, Workers
 from service.requests import TranscriptRequest
 from service.sse import EventStream
@@ -93,16 +95,51 @@ def _check_servable(workers: Workers, speech: Worker, wanted: TranscriptRequest,
         requests.check_model(wanted, task, ready.model)
 
 
+@dataclass(frozen=True)
+class _Gated:
+    """What a look for speech came to."""
+
+    speech: tuple[Span, ...]
+    spans: tuple[Span, ...]
+    """What is to be heard of the recording."""
+    elapsed_ms: float
+
+
+async def _gated(media: Worker, wanted: TranscriptRequest, audio: Pcm) -> _Gated:
+    """Look for speech. Raises the worker's refusals."""
+    job = DetectSpeech(audio, wanted.speech_threshold, wanted.vad_min_speech_ms)
+    found = await reply.spoken(media, job)
+    samples = audio.stop - audio.start
+    if cut := wanted.server_vad:
+        quietest = partial(loudness.quietest, audio.path)
+        spans = await asyncio.to_thread(gate.pieces, found.spans, samples, cut.cutting, quietest)
+    else:
+        spans = (gate.trimmed if wanted.vad_trim else gate.heard)(found.spans, samples)
+    return _Gated(found.spans, spans, found.elapsed_ms)
+
+
 async def _transcribing(
     media: Worker, speech: Worker, asked: _Asked
 ) -> AsyncGenerator[Progress | Segment | Transcript, None]:
     """What is known of the recording, as soon as it is final; at last the transcript."""
+    wanted = asked.wanted
     audio = await reply.decoded(media, Decode(source=str(asked.source), target=str(asked.pcm)))
     if audio.samples == 0:
         raise EmptyAudio("the file holds no audio: it has no samples", param="file")
     span = Pcm(str(asked.pcm), 0, audio.samples)
+    gated = await _gated(media, wanted, span) if wanted.listens else None
+    if gated is not None and not gated.spans:
+        yield _transcript(asked, audio, gated, (), reply.Ended(_unheard(wanted), 0.0))
+        return
     timeline, segments = transcripts.Timeline(span.seconds), list[Segment]()
-    job = Transcribe(span, asked.task, asked.wanted.decoding)
+    job = Transcribe(
+        span,
+        asked.task,
+        wanted.decoding,
+        spans=gated.spans if gated else None,
+        independent=wanted.server_vad is not None,
+        speech=gated.speech if gated else None,
+    )
     async with aclosing(reply.transcribing(speech, media, job)) as events:
         async for event in events:
             match event:
@@ -111,23 +148,41 @@ async def _transcribing(
                 case Segment():
                     segments.append(timeline.settle(event))
                     yield segments[-1]
-                case reply.Ended(heard, vad_ms):
-                    total_s = time.perf_counter() - asked.began
-                    yield Transcript(
-                        task=asked.task,
-                        segments=tuple(segments),
-                        words=asked.wanted.decoding.words,
-                        logprobs=asked.wanted.decoding.logprobs,
-                        meta=transcripts.Meta(
-                            model=asked.model,
-                            language=heard.language,
-                            language_probability=heard.language_probability,
-                            duration=span.seconds,
-                            timings=transcripts.spent(total_s, audio.elapsed_ms, vad_ms, heard.timings, span.seconds),
-                        ),
-                    )
+                case reply.Ended():
+                    yield _transcript(asked, audio, gated, segments, event)
                 case _:
                     assert_never(event)
+
+
+def _unheard(wanted: TranscriptRequest) -> Transcribed:
+    """What the speech worker would say of a recording in which nobody speaks."""
+    return Transcribed(wanted.language, None, Timings())
+
+
+def _transcript(
+    asked: _Asked, audio: Decoded, gated: _Gated | None, segments: Iterable[Segment], ended: reply.Ended
+) -> Transcript:
+    heard, decoding = ended.transcribed, asked.wanted.decoding
+    duration = audio.samples / SAMPLE_RATE
+    total_s = time.perf_counter() - asked.began
+    vad_ms = ended.vad_ms + (gated.elapsed_ms if gated else 0.0)
+    fitted = heard.vocabulary
+    return Transcript(
+        task=asked.task,
+        segments=tuple(segments),
+        words=decoding.words,
+        logprobs=decoding.logprobs,
+        meta=transcripts.Meta(
+            model=asked.model,
+            language=heard.language,
+            language_probability=heard.language_probability,
+            duration=duration,
+            timings=transcripts.spent(total_s, audio.elapsed_ms, vad_ms, heard.timings, duration),
+            # Not all that a client gave is handed on to the worker.
+            vocabulary=fitted and msgspec.structs.replace(fitted, given=len(asked.wanted.vocabulary)),
+            vad=transcripts.Vad.of(gated.spans) if gated else None,
+        ),
+    )
 
 
 async def _collected(events: AsyncGenerator[Progress | Segment | Transcript, None]) -> Transcript:

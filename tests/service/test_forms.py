@@ -112,6 +112,7 @@ def test_a_word_or_a_number() -> None:
         [("words", "a"), ("words", "b")],
         [("words[0]", "a"), ("words[1]", "b")],
         [("terms", "a"), ("words[]", "b")],
+        [("terms", "a"), ("words", "b,")],
         [("terms[]", "a,"), ("terms[]", ""), ("words", "b")],
     ],
 )
@@ -124,6 +125,7 @@ def test_a_list_in_json_and_a_text_in_its_place() -> None:
     assert from_json(words=["a", "b, c"]).words == ("a", "b, c")
     assert from_json(words="a, b").words == ("a", "b")
     assert from_json(words=["a", ""], terms="b").words == ("a", "b")
+    assert from_json(words=["a, b"], terms="c, d").words == ("a, b", "c", "d")
     assert from_json(words=[]).words == ()
 
 

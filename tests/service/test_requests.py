@@ -101,6 +101,43 @@ def test_the_rest_reaches_the_decoder() -> None:
     )
 
 
+def test_terms_under_any_name_are_one_list_in_order() -> None:
+    request = form(("hotwords", "Ada, Bob"), ("keywords[]", "Cy, D"), ("vocabulary", "E"), ("keywords[]", "F"))
+    assert request.decoding.vocabulary == ("Ada", "Bob", "Cy, D", "E", "F")
+    assert from_json(vocabulary=["Ada", "B, C"], hotwords="D, E").decoding.vocabulary == ("Ada", "B, C", "D", "E")
+
+
+@pytest.mark.parametrize("name", ["vocabulary", "keywords", "hotwords"])
+def test_a_long_vocabulary_is_refused_under_the_name_that_was_used(name: str) -> None:
+    for terms in (["x"] * 8_193, ["x" * 16_385]):
+        with pytest.raises(InvalidValue) as caught:
+            from_json(**{name: terms})
+        assert caught.value.param == name
+    assert len(from_json(**{name: ["x"] * 8_192}).decoding.vocabulary) == 8_192
+    assert from_json(**{name: ["x" * 16_384]}).decoding.vocabulary == ("x" * 16_384,)
+
+
+def test_speech_is_looked_for_only_when_that_is_asked_for() -> None:
+    assert not form(("vad_threshold", "0.9"), ("vad_min_speech_ms", "0")).listens
+    for asked in (("vad", "true"), ("vad_trim", "yes"), ("chunking_strategy", "auto")):
+        assert form(asked).listens
+
+
+def test_auto_is_the_official_server_vad_s_defaults() -> None:
+    spelt = {"type": "server_vad", "threshold": 0.5, "prefix_padding_ms": 300, "silence_duration_ms": 200}
+    assert form(("chunking_strategy", "auto")).server_vad == from_json(chunking_strategy=spelt).server_vad
+    assert form().server_vad is None
+
+
+def test_a_strategy_in_the_form_s_parts() -> None:
+    parts = [("type", "server_vad"), ("threshold", "0.25"), ("prefix_padding_ms", "500"), ("silence_duration_ms", "1")]
+    request = form(*((f"chunking_strategy[{name}]", value) for name, value in parts))
+    assert request.server_vad == requests.ServerVad(
+        type="server_vad", threshold=0.25, prefix_padding_ms=500, silence_duration_ms=1
+    )
+    assert request.speech_threshold == 0.25
+
+
 @pytest.mark.parametrize(("value", "means"), [("64", 64), ("1500", 1500), ("auto", "auto"), ("", 1500)])
 def test_audio_ctx_is_a_number_of_frames_or_auto(value: str, means: object) -> None:
     assert form(("audio_ctx", value)).decoding.audio_ctx == means
@@ -213,16 +250,6 @@ def test_fields_that_exclude_each_other(pairs: list[tuple[str, str]], param: str
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("vad", "true"),
-        ("vad_threshold", "0.6"),
-        ("vad_min_speech_ms", "100"),
-        ("vad_trim", "yes"),
-        ("vocabulary", "Ada"),
-        ("keywords[]", "Ada"),
-        ("hotwords", "Ada"),
-        ("chunking_strategy", "auto"),
-        ("chunking_strategy[type]", "server_vad"),
-        ("chunking_strategy", '{"type":"server_vad"}'),
         ("response_format", "diarized_json"),
         ("known_speaker_names[]", "Ada"),
         ("known_speaker_references[]", "data:audio/wav;base64,AAAA"),
@@ -248,7 +275,7 @@ def test_words_may_be_asked_for_where_there_is_room(pairs: list[tuple[str, str]]
 
 def test_wrong_comes_before_unsupported() -> None:
     with pytest.raises(InvalidValue, match=r"^temperature must be"):
-        form(("vad", "true"), ("response_format", "diarized_json"), ("temperature", "hot"))
+        form(("known_speaker_names[]", "Ada"), ("response_format", "diarized_json"), ("temperature", "hot"))
 
 
 @pytest.mark.parametrize(

@@ -194,7 +194,7 @@ def test_a_silent_stream_has_comments(tmp_path: Path) -> None:
         ([("temperature", "hot")], WAV),
         ([("model", "qwen")], WAV),
         ([("language", "klingon")], WAV),
-        ([("vad", "true")], WAV),
+        ([("known_speaker_names[]", "Ada")], WAV),
         ([("faithful", "true"), ("audio_ctx", "auto")], WAV),
         ([], b""),
         ([], None),
