@@ -6,8 +6,6 @@
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import logging
 import os
 import secrets
@@ -21,12 +19,10 @@ from typing import Self
 
 import msgspec
 
-from protocol.errors import DiskFull, PayloadTooLarge
+from protocol.errors import PayloadTooLarge
+from service.disk import LOCK, disk_full, locked, private
 
 log = logging.getLogger(__name__)
-
-_LOCK = ".lock"
-_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Usage(msgspec.Struct, frozen=True):
@@ -57,7 +53,7 @@ class SpoolFile:
             raise PayloadTooLarge(f"the upload is larger than the {self._limit} bytes that are allowed")
         rest = memoryview(chunk)
         while rest:
-            with _disk_full():
+            with disk_full():
                 written = self._file.write(rest)
             rest = rest[written:]
         self.size = size
@@ -77,13 +73,13 @@ class Spool:
 
     def __enter__(self) -> Self:
         """Raises DiskFull when the folder cannot be made for want of room, OSError for other reasons."""
-        with _disk_full(), ExitStack() as undo:
+        with disk_full(), ExitStack() as undo:
             self._home.mkdir(mode=0o700, parents=True, exist_ok=True)
             # Without it a service that sweeps could remove a folder between its making and its locking.
-            with _locked(self._home / _LOCK):
+            with locked(self._home / LOCK):
                 _sweep(self._home)
                 self._instance.mkdir(mode=0o700)
-                undo.enter_context(_locked(self._instance / _LOCK))
+                undo.enter_context(locked(self._instance / LOCK))
                 undo.callback(shutil.rmtree, self._instance, ignore_errors=True)
             self._open = undo.pop_all()
         return self
@@ -101,8 +97,8 @@ class Spool:
         """
         path = self._instance / f"{secrets.token_hex(8)}.upload"
         try:
-            with _disk_full():
-                file = _private(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+            with disk_full():
+                file = private(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
             with file:
                 yield SpoolFile(path, file, limit)
         finally:
@@ -117,8 +113,8 @@ class Spool:
         """
         path = self._instance / f"{secrets.token_hex(8)}.pcm"
         try:
-            with _disk_full():
-                _private(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL).close()
+            with disk_full():
+                private(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL).close()
             yield path
         finally:
             path.unlink(missing_ok=True)
@@ -128,38 +124,12 @@ class Spool:
         sizes = []
         with os.scandir(self._instance) as entries:
             for entry in entries:
-                if entry.name != _LOCK:
+                if entry.name != LOCK:
                     try:
                         sizes.append(entry.stat(follow_symlinks=False).st_blocks * 512)
                     except FileNotFoundError:
                         continue
         return Usage(files=len(sizes), bytes=sum(sizes))
-
-
-def _private(path: Path, flags: int) -> FileIO:
-    """Open for writing without a buffer, so that a full disk shows in `write` and not in `close`."""
-    return FileIO(os.open(path, flags, 0o600), "wb")
-
-
-@contextmanager
-def _disk_full() -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in _FULL:
-            raise
-        raise DiskFull("the server's disk is full") from error
-
-
-@contextmanager
-def _locked(path: Path, *, wait: bool = True) -> Iterator[None]:
-    """Hold `path` as this process's. Raises BlockingIOError when another process does and `wait` is false.
-
-    The lock ends with the process however it ends, and no child inherits it (Python opens files close-on-exec).
-    """
-    with _private(path, os.O_WRONLY | os.O_CREAT) as file:
-        fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
 
 
 def _sweep(home: Path) -> None:
@@ -168,7 +138,7 @@ def _sweep(home: Path) -> None:
         if not folder.is_dir() or folder.is_symlink():
             continue
         try:
-            with _locked(folder / _LOCK, wait=False):
+            with locked(folder / LOCK, wait=False):
                 shutil.rmtree(folder)
         except BlockingIOError:
             continue
