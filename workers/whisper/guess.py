@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from protocol.events import Guessed, GuessedWord
 from protocol.jobs import Guess
-from workers.whisper.decoding.attempt import Proposal, Result, Strategy
+from workers.whisper.decoding.attempt import Limits, Proposal, Result, Strategy
 from workers.whisper.decoding.fallback import Kit, attempt
 from workers.whisper.hearing import Hearing, Spent, Tongue
 from workers.whisper.mel import N_FRAMES, LogMel
@@ -23,6 +23,11 @@ from workers.whisper.words import timing
 
 if TYPE_CHECKING:
     from workers.whisper.model import Encoded
+
+
+FASTEST = 12
+"""Tokens a second that speech may take, and as many to begin with. Guesses at a word or two often loop, and nobody
+comes again with another temperature to stop them: 224 tokens took 3 s."""
 
 
 class Guessing:
@@ -54,6 +59,7 @@ class Guessing:
             Strategy(decoding.temperature[0]),
             (decoding.seed, 0, 0),
             self._proposal(),
+            self._limits(window),
         )
         words = yield from self._words(encoded, result, window)
         self.guessed = Guessed(
@@ -64,6 +70,11 @@ class Guessing:
             compression_ratio=result.compression_ratio,
             language=self._hearing.language,
         )
+
+    def _limits(self, window: Window) -> Limits:
+        limits = self._kit.limits
+        spoken = len(self._job.said) + round(FASTEST * (1 + window.seconds))
+        return Limits(min(limits.sampled, spoken), limits.context)
 
     def _proposal(self) -> Proposal:
         """What was said is forced: as the draft has it, timestamps and all, or behind a first timestamp."""

@@ -91,6 +91,13 @@ def test_no_audio_and_no_words_are_an_empty_guess(tmp_path: Path) -> None:
     assert silent.words == ()
 
 
+def test_a_guess_that_loops_stops_where_nobody_could_have_said_more(tmp_path: Path) -> None:
+    model = ToyModel(scripted([T, *[HI] * 300]))
+    answer = guessed(model, guess(sound(tmp_path / "spool", 1.0), language="en"))
+    assert len(answer.tokens) == 24
+    assert answer.compression_ratio > 2.4
+
+
 def test_of_a_long_recording_the_first_window_counts(tmp_path: Path) -> None:
     model = ToyModel(scripted(SCRIPT))
     guessed(model, guess(sound(tmp_path / "spool", 70.0), language="en"))

@@ -112,10 +112,12 @@ def attempt(
     strategy: Strategy,
     key: tuple[int, ...],
     proposal: Proposal = NOTHING,
+    limits: Limits | None = None,
 ) -> Steps[Result]:
-    """One temperature, from the prompt to the end of text. A proposal is for a single row."""
+    """One temperature, from the prompt to the end of text. A proposal is for a single row. `limits`: the kit's."""
+    limits = limits or kit.limits
     length = len(prompt.tokens)
-    proposal = proposal.within(kit.limits, length, kit.dims.n_vocab, kit.tokenizer.eot)
+    proposal = proposal.within(limits, length, kit.dims.n_vocab, kit.tokenizer.eot)
     at = (prompt.sot, *range(length - 1, length + len(proposal.tokens)))
     rows, logits = yield Prefill(encoded, (*prompt.tokens, *proposal.tokens), at)
     no_speech = probability(logits[0], kit.tokenizer.no_speech)
@@ -123,7 +125,7 @@ def attempt(
         rows,
         tokenizer=kit.tokenizer,
         filters=kit.filters(timestamps=not decoding.without_timestamps),
-        limits=kit.limits,
+        limits=limits,
         prompt=prompt.tokens,
         how=strategy,
         key=key,
