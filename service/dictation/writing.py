@@ -1,0 +1,240 @@
+"""A session's utterances, or windows, become text: strictly in order, each committed once.
+
+Knows the speech worker's Transcribe and what a commit holds; knows neither the journal nor readers.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from contextlib import aclosing
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from protocol.errors import InternalError
+from protocol.events import Progress, Segment, Transcribed, Word
+from protocol.jobs import Decoding, Pcm, Span, Transcribe
+from protocol.settings import SAMPLE_RATE
+from service import reply, transcripts
+from service.dictation.bell import Bell, Errand
+from service.dictation.listening import Listener
+from service.dictation.records import Committed
+from service.dictation.store import Stored
+from service.dictation.story import Story
+from service.dictation.turns import Patience
+from service.worker import Worker
+
+HOP = 160
+"""Samples of one mel frame."""
+WINDOW = 30 * SAMPLE_RATE
+MARGIN = 480
+"""Samples after a full window that its last mel frames look into."""
+FURTHER = SAMPLE_RATE
+"""Samples more for a window that was not full enough."""
+
+UNSPACED = frozenset(("zh", "ja", "yue", "th", "lo", "my", "km", "bo"))
+"""Languages that are written without spaces between words."""
+
+
+@dataclass(frozen=True)
+class Written:
+    """What a job said."""
+
+    segments: tuple[Segment, ...]
+    """Times from the start of the job's audio."""
+    end: Transcribed
+    spent_s: float
+    vad_ms: float
+
+
+class Writer:
+    """One session's pen. `draft` tells the tokens that an utterance from that sample on will probably say."""
+
+    def __init__(
+        self,
+        stored: Stored,
+        story: Story,
+        listener: Listener,
+        whisper: Worker,
+        live: Worker,
+        patience: Patience,
+        draft: Callable[[int], tuple[int, ...]],
+    ) -> None:
+        self._spec = stored.spec
+        self._pcm = str(stored.pcm)
+        self._story = story
+        self._listener = listener
+        self._whisper = whisper
+        self._live = live
+        self._patience = patience
+        self._draft = draft
+        self._errand = Errand()
+        self._span: Span | None = None
+        """The utterance at work."""
+
+    @property
+    def idle(self) -> bool:
+        """Nothing waits to be written, and nothing is being written."""
+        return not self._errand.busy and self._next() is None
+
+    def reconsider(self) -> None:
+        """Something else was heard: an utterance that goes on after all is not what is being transcribed."""
+        if self._span is not None and self._next() != self._span:
+            self._errand.call_off()
+
+    async def run(self, bell: Bell) -> None:
+        """Until all is written and there will be no more."""
+        if self._spec.segmentation == "window":
+            await self._windows(bell)
+        else:
+            await self._utterances(bell)
+
+    # By utterances.
+
+    def _next(self) -> Span | None:
+        """The utterance to write now: the first that ended, or the one that has probably ended."""
+        if self._spec.segmentation == "window":
+            return None
+        found, committed = self._story.utterances, self._story.committed
+        span = found[committed] if committed < len(found) else self._listener.tentative
+        # After a restart the audio of an utterance that is known may not be converted yet.
+        return span if span is not None and span.stop <= self._listener.samples else None
+
+    def _has_ended(self, span: Span) -> bool:
+        """Whether the next utterance to commit is this one, for certain."""
+        return self._story.utterances[self._story.committed :][:1] == [span]
+
+    def _is_over(self) -> bool:
+        return self._listener.ended and self._story.committed == len(self._story.utterances)
+
+    async def _utterances(self, bell: Bell) -> None:
+        while True:
+            await bell.until(lambda: self._next() or self._is_over())
+            self._span = self._next()
+            if self._span is None:
+                return
+            written = await self._errand.run(self._utterance(self._span, bell))
+            if written is not None:
+                await self._commit(written, self._span.start, self._span.stop)
+            self._span = None
+            bell.ring()
+
+    async def _utterance(self, span: Span, bell: Bell) -> Written | None:
+        """The utterance's text, once it is certain that it has ended; None when it has not."""
+        audio = Pcm(self._pcm, span.start, span.stop)
+        job = Transcribe(
+            audio,
+            self._spec.task,
+            conditioned(self._spec.decoding, self._story),
+            urgent=True,
+            # The detector heard it: that is all the silence rule would ask.
+            speech=(Span(0, span.stop - span.start),),
+            draft=self._draft(span.start),
+        )
+        written = await self._patience.insist(partial(self._ask, job), self._whisper)
+        await bell.until(lambda: self._has_ended(span) or self._next() != span)
+        return written if self._has_ended(span) else None
+
+    # By windows.
+
+    async def _windows(self, bell: Bell) -> None:
+        """A job for each window, over the audio up to the window's end: done again it hears the same."""
+        further = 0
+        while not (self._story.heard and self._story.heard[-1].last):
+            reached = self._story.reached
+            seek = reached.seek if reached else 0
+            stop = seek * HOP + WINDOW + MARGIN + further
+            await bell.until(partial(self._has, stop))
+            whole = self._listener.samples < stop
+            stop = min(stop, self._listener.samples)
+            if whole and stop <= seek * HOP:
+                return
+            audio = Pcm(self._pcm, 0, stop)
+            job = Transcribe(audio, self._spec.task, self._spec.decoding, urgent=True, reached=reached, whole=whole)
+            written = await self._patience.insist(partial(self._ask, job), self._whisper)
+            if not whole and (written.end.reached is None or written.end.reached.seek <= seek):
+                further += FURTHER
+                continue
+            further = 0
+            await self._commit(written, 0, stop, since=seek * HOP, last=whole)
+
+    def _has(self, samples: int) -> bool:
+        return self._listener.samples >= samples or self._listener.ended
+
+    # Both.
+
+    async def _ask(self, job: Transcribe) -> Written:
+        began = time.perf_counter()
+        segments: list[Segment] = []
+        async with aclosing(reply.transcribing(self._whisper, self._live, job)) as events:
+            async for event in events:
+                match event:
+                    case Segment():
+                        segments.append(event)
+                    case Progress():
+                        pass
+                    case reply.Ended(end, vad_ms):
+                        return Written(tuple(segments), end, time.perf_counter() - began, vad_ms)
+        raise InternalError("the worker stopped answering before the end of the job")
+
+    async def _commit(
+        self, written: Written, start: int, stop: int, *, since: int | None = None, last: bool = False
+    ) -> None:
+        """`start`: where the job's audio starts; `since`: what of it is new."""
+        end = written.end
+        spaced = self._spec.task == "translate" or end.language not in UNSPACED
+        record = Committed(
+            segments=tuple(settled(written.segments, start, stop, self._story, spaced=spaced)),
+            language=end.language,
+            language_probability=end.language_probability,
+            seconds=(stop - (start if since is None else since)) / SAMPLE_RATE,
+            spent_s=written.spent_s,
+            timings=end.timings,
+            vad_ms=written.vad_ms,
+            vocabulary=end.vocabulary,
+            reached=end.reached,
+            last=last,
+        )
+        await self._patience.insist(lambda: self._story.tell(record, sync=True))
+
+
+def conditioned(decoding: Decoding, story: Story) -> Decoding:
+    """As asked for, and with what is known from the utterances before: their text and their language."""
+    known: dict[str, Any] = {}
+    if decoding.condition_on_previous_text and story.tail:
+        known["prompt"] = (decoding.prompt or "") + story.tail
+    if decoding.language is None and story.language is not None:
+        known |= {"language": story.language, "languages": ()}
+    return msgspec.structs.replace(decoding, **known)
+
+
+def settled(segments: Iterable[Segment], start: int, stop: int, story: Story, *, spaced: bool) -> Iterable[Segment]:
+    """The segments in the recording's clock; `start` and `stop`: the samples of the job's audio.
+
+    Whisper begins a text with a space where its language has spaces (`spaced`), but not always.
+    """
+    before = story.segments[-1].text if story.segments else ""
+    timeline = transcripts.Timeline(stop / SAMPLE_RATE, story.segments[-1].end if story.segments else 0.0)
+    for number, segment in enumerate(segments):
+        moved = timeline.settle(_moved(segment, start))
+        runs_on = number == 0 and before and not before[-1].isspace() and moved.text[:1].isalnum()
+        yield _spaced(moved) if spaced and runs_on else moved
+
+
+def _moved(segment: Segment, start: int) -> Segment:
+    by = start / SAMPLE_RATE
+    words = segment.words and tuple(
+        msgspec.structs.replace(word, start=word.start + by, end=word.end + by) for word in segment.words
+    )
+    return msgspec.structs.replace(
+        segment, start=segment.start + by, end=segment.end + by, seek=segment.seek + start // HOP, words=words
+    )
+
+
+def _spaced(segment: Segment) -> Segment:
+    first, *rest = segment.words or [None]
+    words = (Word(" " + first.word, first.start, first.end, first.probability), *rest) if first else segment.words
+    return msgspec.structs.replace(segment, text=" " + segment.text, words=words)
