@@ -184,6 +184,8 @@ class GuessedWord(msgspec.Struct, frozen=True):
     tokens: tuple[int, ...]
     heard: float
     """Seconds of the audio up to the frame that its last token listened to most, punctuation left aside."""
+    probability: float = 1.0
+    """The least of its tokens'."""
 
 
 class Guessed(msgspec.Struct, frozen=True, tag="guessed"):

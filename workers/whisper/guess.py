@@ -5,8 +5,8 @@ The frame that a token listens to is AlignAtt's (Papi, Turchi, Negri 2023, arXiv
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from protocol.events import Guessed, GuessedWord
@@ -89,7 +89,10 @@ class Guessing:
 
     def _words(self, encoded: Encoded, result: Result, window: Window) -> Steps[tuple[GuessedWord, ...]]:
         tokenizer = self._kit.tokenizer
-        text = [token for token in result.tokens if token < tokenizer.eot]
+        spoken = [
+            (token, value) for token, value in zip(result.tokens, result.logprobs, strict=True) if token < tokenizer.eot
+        ]
+        text = [token for token, _ in spoken]
         frames = window.size // FRAMES_PER_TOKEN
         if not text or not frames:
             return ()
@@ -97,18 +100,27 @@ class Guessing:
         scores, _ = yield Align(encoded, timing.question(tokenizer, opening, text))
         # The row before a token is where it was chosen.
         heard = timing.attention(scores[:, :, :frames])[len(opening) :].argmax(axis=-1) / timing.TOKENS_PER_SECOND
-        split = tokenizer.split_words(text, self._hearing.language)
-        return _merged(split, [float(seconds) for seconds in heard])
+        return _merged(
+            tokenizer.split_words(text, self._hearing.language),
+            heard=[float(seconds) for seconds in heard],
+            probabilities=[math.exp(value) for _, value in spoken],
+        )
 
 
-def _merged(split: Sequence[tuple[str, list[int]]], heard: Sequence[float]) -> tuple[GuessedWord, ...]:
-    """heard: seconds for each token. Punctuation joins its word and does not count as heard."""
-    ends = [0]
-    for _, tokens in split:
-        ends.append(ends[-1] + len(tokens))
-    words = [
-        timing.Timing(text, list(tokens), start=heard[first], end=heard[end - 1], probability=1.0)
-        for (text, tokens), (first, end) in zip(split, pairwise(ends), strict=True)
-    ]
+def _merged(
+    split: Sequence[tuple[str, list[int]]], heard: Sequence[float], probabilities: Sequence[float]
+) -> tuple[GuessedWord, ...]:
+    """For each token: seconds heard, and its probability. Punctuation joins its word and does not count as heard."""
+    words, first = [], 0
+    for text, tokens in split:
+        last = first + len(tokens) - 1
+        words.append(timing.Timing(text, list(tokens), start=heard[first], end=heard[last], probability=1.0))
+        first = last + 1
     timing.merge_punctuation(words)
-    return tuple(GuessedWord(word.word, tuple(word.tokens), word.end) for word in words if word.word)
+    found, first = [], 0
+    for word in words:
+        if word.word:
+            stop = first + len(word.tokens)
+            found.append(GuessedWord(word.word, tuple(word.tokens), word.end, min(probabilities[first:stop])))
+            first = stop
+    return tuple(found)

@@ -8,7 +8,7 @@ from service.dictation.partials import Partials
 
 def guess(*words: str) -> Guessed:
     """Each word its own token, by its letters."""
-    found = tuple(GuessedWord(word, (sum(map(ord, word)),), 0.0) for word in words)
+    found = tuple(GuessedWord(word, (sum(map(ord, word)),), 0.0, 1.0) for word in words)
     return Guessed(found, tuple(word.tokens[0] for word in found), -0.1, 0.0, 1.0, "en")
 
 

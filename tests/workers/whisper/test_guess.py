@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from protocol.events import Guessed, GuessedWord, Transcribed
+from protocol.events import Guessed, Transcribed
 from protocol.jobs import Guess, Pcm
 from tests.workers.whisper.driver import READY, guess, guessed, job, run, sound, text
 from tests.workers.whisper.toy import VOCAB, ToyModel, scripted
@@ -27,6 +27,19 @@ def test_words_carry_their_punctuation_and_their_tokens(tmp_path: Path) -> None:
     assert [(word.text, word.tokens) for word in answer.words] == [(" Hi,", (HI, COMMA)), (" you", (YOU,))]
     assert answer.tokens == tuple(SCRIPT)
     assert answer.language == "en"
+
+
+def test_a_word_is_as_probable_as_its_least_probable_token(tmp_path: Path) -> None:
+    def says(encoded: Any, said: list[int]) -> Any:
+        logits = scripted(SCRIPT)(encoded, said)
+        if said[-1] == HI:
+            logits[TOKENIZER.encode("!")[0]] = 9.9
+        return logits
+
+    answer = guessed(ToyModel(says), guess(sound(tmp_path / "spool", 5.0)))
+    assert [word.text for word in answer.words] == [" Hi,", " you"]
+    assert answer.words[0].probability == pytest.approx(0.525, abs=0.001)
+    assert answer.words[1].probability == pytest.approx(1.0)
 
 
 def test_a_word_has_listened_as_far_as_the_frame_its_last_token_attends_to_most(tmp_path: Path) -> None:
@@ -154,7 +167,7 @@ def test_real_words_are_heard_about_where_they_are_spoken(
     samples.tofile(tmp_path / "spool")
     audio = Pcm(str(tmp_path / "spool"), 0, len(samples))
     answer = guessed(model, guess(audio, audio_ctx="auto"))
-    assert answer.words[0] == GuessedWord(" The", answer.words[0].tokens, answer.words[0].heard)
+    assert answer.words[0].text == " The"
     timed = run(model, [job(audio, words=True, audio_ctx="auto")])[0][-2].words
     assert [word.word for word in timed] == [word.text for word in answer.words]
     off = [abs(mine.heard - theirs.end) for mine, theirs in zip(answer.words, timed, strict=True)]
