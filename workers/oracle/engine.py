@@ -20,6 +20,7 @@ from protocol.settings import OracleSettings
 from workers import blas
 from workers.loop import Emit, failed
 from workers.whisper.backend import describe
+from workers.whisper.recording import Recording, Spool
 from workers.whisper.refusal import refuse
 
 if TYPE_CHECKING:  # mlx must not be imported before the BLAS is there
@@ -83,12 +84,20 @@ class OracleEngine:
         if not self._waiting:
             return
         running = self._waiting.popleft()
+        job = running.job
         try:
-            audio = read_samples(running.job.audio)
+            samples = read_samples(job.audio)
         except Failure as failure:
             running.emit(failed(failure))
             return
-        self._transcriber.run(audio, running.job, running.emit)
+        if job.spans is None:
+            self._transcriber.run(samples, job, running.emit)
+            return
+        # As our own engine does it: what is to be heard joined, and its times mapped back.
+        spans = [(span.start, span.stop) for span in job.spans]
+        joined = Recording(Spool(job.audio.path), job.audio.start, job.audio.stop, spans)
+        heard = [samples[:0], *(samples[start:stop] for start, stop in spans)]
+        self._transcriber.run(np.concatenate(heard), job, running.emit, joined)
 
 
 def build(settings: OracleSettings, report: Callable[[Loading], None]) -> OracleEngine:

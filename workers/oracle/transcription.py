@@ -8,19 +8,24 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Literal, TypeVar
 
 import mlx.core as mx
+import msgspec
 import numpy as np
 from mlx_whisper.audio import HOP_LENGTH, N_FRAMES, SAMPLE_RATE
 from mlx_whisper.transcribe import ModelHolder, transcribe
 from mlx_whisper.whisper import Whisper
 from numpy.typing import NDArray
 
-from protocol.events import Progress, Segment, Timings, Transcribed, Word
+from protocol.events import Progress, Segment, Timings, Transcribed, VocabularyReport, Word
 from protocol.jobs import Decoding, Transcribe
 from workers.loop import Emit
 from workers.whisper.load import Loaded
+from workers.whisper.recording import Recording
+from workers.whisper.tokenizer import Tokenizer
+from workers.whisper.vocabulary import Fitted, fit
 
 T = TypeVar("T")
 
@@ -37,10 +42,15 @@ class Transcriber:
         self._name = loaded.model.id
         self._half = loaded.model.dtype != "float32"
 
-    def run(self, audio: NDArray[np.float32], job: Transcribe, emit: Emit) -> None:
-        """Transcribe samples (16 kHz, -1..1) and emit Progress…, Segment…, Transcribed."""
+    def run(self, audio: NDArray[np.float32], job: Transcribe, emit: Emit, joined: Recording | None = None) -> None:
+        """Transcribe samples (16 kHz, -1..1) and emit Progress…, Segment…, Transcribed.
+
+        `joined`: what the samples are when they are parts of the job's audio.
+        """
         start = time.perf_counter()
-        observed = ObservedWhisper(self._whisper, job.decoding.languages, len(audio) / SAMPLE_RATE, emit)
+        fitted = fitted_terms(job.decoding, self._whisper.dims)
+        seconds = len(audio) / SAMPLE_RATE
+        observed = ObservedWhisper(self._whisper, job.decoding.languages, seconds, emit, fitted.terms)
         # The only way to hand `transcribe` a loaded model: it looks here for the name it is given.
         ModelHolder.model, ModelHolder.model_path = observed, self._name
         try:
@@ -50,7 +60,7 @@ class Transcriber:
             mx.clear_cache()
         segments = [segment for raw in result["segments"] if (segment := to_segment(raw)).text.strip()]
         for segment in segments:
-            emit(segment)
+            emit(segment if joined is None else moved(segment, joined))
         spoken = bool(segments) or job.decoding.language is not None
         total = (time.perf_counter() - start) * 1000
         emit(
@@ -58,6 +68,7 @@ class Transcriber:
                 language=result["language"] if spoken else None,
                 language_probability=observed.language_probability if spoken else None,
                 timings=observed.timings(total),
+                vocabulary=report(fitted),
             )
         )
 
@@ -87,6 +98,28 @@ def prompt(decoding: Decoding) -> str | None:
     if not decoding.prompt or not decoding.prompt.strip():
         return None
     return decoding.prompt.replace("<|", "< |")
+
+
+def fitted_terms(decoding: Decoding, dims: Any) -> Fitted:
+    """The job's hint terms as our own engine fits them. dims: the model's."""
+    encode = Tokenizer(dims.n_vocab).encode
+    return fit(encode, decoding.vocabulary, decoding.prompt, dims.n_text_ctx // 2 - 1)
+
+
+def report(fitted: Fitted) -> VocabularyReport | None:
+    if not fitted.given:
+        return None
+    return VocabularyReport(fitted.given, fitted.fitted, len(fitted.terms), fitted.budget)
+
+
+def moved(segment: Segment, joined: Recording) -> Segment:
+    """A segment of the joined recording with the times of the audio that its parts were taken from."""
+
+    def times(part: Segment | Word) -> dict[str, float]:
+        return {"start": joined.original(part.start), "end": joined.original(part.end, end=True)}
+
+    words = segment.words and tuple(msgspec.structs.replace(word, **times(word)) for word in segment.words)
+    return msgspec.structs.replace(segment, **times(segment), words=words)
 
 
 def to_segment(raw: dict[str, Any]) -> Segment:
@@ -120,7 +153,15 @@ class ObservedWhisper:
     window that is decoded again at a higher temperature is not encoded again.
     """
 
-    def __init__(self, whisper: Whisper, languages: tuple[str, ...], seconds: float, emit: Emit) -> None:
+    def __init__(
+        self,
+        whisper: Whisper,
+        languages: tuple[str, ...],
+        seconds: float,
+        emit: Emit,
+        terms: tuple[int, ...] = (),
+    ) -> None:
+        """`terms`: tokens that stand first in every window's prompt; `transcribe` has no such argument."""
         self.dims = whisper.dims
         self.is_multilingual = whisper.is_multilingual
         self.num_languages = whisper.num_languages
@@ -128,6 +169,7 @@ class ObservedWhisper:
         self._whisper = whisper
         self._languages = languages
         self._emit = emit
+        self._terms = terms
         self._seconds = seconds
         self._seek = 0
         self._window: mx.array | None = None
@@ -163,11 +205,19 @@ class ObservedWhisper:
         # mlx-whisper's compiled sampler keeps the key it was first traced with. The same seed before each call makes
         # that key, and so every answer, independent of the jobs before.
         mx.random.seed(SEED)
-        (result,) = self._whisper.decode(self._features, options)
+        (result,) = self._whisper.decode(self._features, self._with_terms(options))
         self._advance = advance(result.tokens, self._whisper.dims.n_vocab)
         done = (self._seek + self._advance) * HOP_LENGTH / SAMPLE_RATE
         self._emit(Progress(min(done, self._seconds), self._seconds))
         return result
+
+    def _with_terms(self, options: Any) -> Any:
+        """mlx-whisper keeps the last 223 tokens of a prompt: what it has of its own gets what the terms leave."""
+        if not self._terms:
+            return options
+        room = self._whisper.dims.n_text_ctx // 2 - 1 - len(self._terms)
+        said = list(options.prompt or ())[-room:] if room > 0 else []
+        return replace(options, prompt=[*self._terms, *said])
 
     def forward_with_cross_qk(self, mel: mx.array, tokens: mx.array) -> Any:
         """For the words' times. mel: (1, 3000, n_mels)."""

@@ -11,7 +11,7 @@ import pytest
 
 from protocol.errors import EmptyAudio, InvalidValue, Kind, ModelNotConfigured, UnsupportedTask, WrongModelKind
 from protocol.events import Event, Failed, Loading, Progress, Segment, Transcribed
-from protocol.jobs import Decode, Decoding, Pcm, Task, Transcribe
+from protocol.jobs import Decode, Decoding, Pcm, Span, Task, Transcribe
 from protocol.settings import OracleSettings
 from tests.speech import speak, timeline
 from workers import blas
@@ -43,9 +43,11 @@ def spool(folder: Path, samples: np.ndarray[Any, Any]) -> Pcm:
     return Pcm(str(path), 0, len(samples))
 
 
-def run(engine: OracleEngine, audio: Pcm, decoding: Decoding = ONCE) -> list[Event]:
+def run(
+    engine: OracleEngine, audio: Pcm, decoding: Decoding = ONCE, spans: tuple[Span, ...] | None = None
+) -> list[Event]:
     events: list[Event] = []
-    engine.admit(Transcribe(audio, decoding=decoding), events.append)
+    engine.admit(Transcribe(audio, decoding=decoding, spans=spans), events.append)
     assert engine.busy
     engine.step()
     assert not engine.busy
@@ -142,6 +144,52 @@ def test_a_span_is_samples_of_the_file(engine: OracleEngine, tmp_path: Path) -> 
     heard = text(run(engine, Pcm(both.path, len(first), both.stop)))
     assert "window" in heard
     assert "fox" not in heard
+
+
+def test_of_spans_only_is_heard_and_times_are_the_whole_audio_s(engine: OracleEngine, tmp_path: Path) -> None:
+    first, _ = speak("The quick brown fox jumps over the lazy dog.")
+    second, _ = speak("Please open the window and close the door.")
+    quiet = np.zeros(40 * 16_000, np.int16)
+    audio = spool(tmp_path, np.concatenate([first, quiet, first, quiet, second]))
+    begin = len(first) + 2 * len(quiet) + len(first)
+    spans = (Span(0, len(first)), Span(begin, audio.stop))
+    events = run(engine, audio, Decoding(temperature=(0.0,), words=True), spans)
+    assert text(events).count("fox") == 1
+    assert "window" in text(events)
+    words = [word for segment in segments(events) for word in segment.words or ()]
+    assert not [word for word in words if len(first) / 16_000 < word.start < begin / 16_000]
+    assert begin / 16_000 < words[-1].start <= words[-1].end <= audio.seconds
+    assert isinstance(events[0], Progress)
+    assert events[0].total == pytest.approx((len(first) + len(second)) / 16_000)
+
+
+def test_hint_terms_stand_in_every_window_s_prompt(engine: OracleEngine, tmp_path: Path) -> None:
+    from workers.oracle.transcription import ObservedWhisper
+
+    sentence = "The birch canoe slid on the smooth planks."
+    audio = spool(tmp_path, timeline(sentence, 28.0, sentence))
+    prompts: list[list[int]] = []
+    keep = ObservedWhisper._with_terms
+
+    def watched(self: ObservedWhisper, options: Any) -> Any:
+        prompts.append(list(keep(self, options).prompt))
+        return keep(self, options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ObservedWhisper, "_with_terms", watched)
+        asked = Decoding(temperature=(0.0,), vocabulary=("birch", "planks"), prompt="canoes " * 300)
+        end = run(engine, audio, asked)[-1]
+    assert isinstance(end, Transcribed)
+    assert end.vocabulary is not None
+    assert (end.vocabulary.given, end.vocabulary.fitted, end.vocabulary.budget) == (2, 2, 80)
+    assert len(prompts) == 2
+    terms = prompts[0][: end.vocabulary.tokens]
+    assert all(prompt[: len(terms)] == terms and len(prompt) == 223 for prompt in prompts)
+
+
+def test_without_terms_no_vocabulary_is_reported(plain: list[Event]) -> None:
+    end = plain[-1]
+    assert isinstance(end, Transcribed) and end.vocabulary is None
 
 
 def test_what_mlx_whisper_takes_for_silence_is_an_empty_text_in_no_language(engine: OracleEngine, spoken: Pcm) -> None:
