@@ -15,14 +15,15 @@ from pathlib import Path
 import av.logging
 
 from protocol.errors import Failure, InternalError
-from protocol.events import Backend, Decoded, Loading, Progress, Ready, Speech
-from protocol.jobs import Decode, DetectSpeech, Heard, Job
+from protocol.events import Backend, Decoded, Followed, Loading, Progress, Ready, Speech
+from protocol.jobs import Decode, DetectSpeech, Follow, Heard, Job
 from protocol.settings import MediaSettings
 from workers.loop import Emit, failed
 from workers.media.decode import decode_steps
+from workers.media.live import Kept, follow_steps
 from workers.media.speech import Silero, detect_steps
 
-Steps = Generator[Progress, None, Decoded | Speech]
+Steps = Generator[Progress, None, Decoded | Speech | Followed]
 
 
 def build(settings: MediaSettings, report: Callable[[Loading], None]) -> MediaEngine:
@@ -58,13 +59,14 @@ class Task:
 
 
 class MediaEngine:
-    """Engine of `Decode` and `DetectSpeech` jobs. Without state but those under way: a restart loses nothing else."""
+    """Engine of `Decode`, `DetectSpeech` and `Follow`. Its only state: jobs under way, and what saves `Follow` time."""
 
     blocking = False
 
     def __init__(self, settings: MediaSettings, silero: Silero) -> None:
         self._settings = settings
         self._silero = silero
+        self._kept = Kept()
         self._tasks: list[Task] = []
 
     @property
@@ -82,6 +84,9 @@ class MediaEngine:
                 task = Task(decode_steps(job.source, job.target, self._settings), emit)
             case DetectSpeech():
                 task = Task(detect_steps(job, self._silero), emit)
+            case Follow():
+                steps = follow_steps(job, self._silero, self._kept, self._settings.max_decode_seconds)
+                task = Task(steps, emit)
             case _:
                 raise InternalError("a media worker only decodes files and finds speech in them")
         self._tasks.append(task)

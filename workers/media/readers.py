@@ -10,7 +10,7 @@ import functools
 import os
 import time
 from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Literal
@@ -23,7 +23,7 @@ from av.audio.plane import AudioPlane
 from av.audio.stream import AudioStream
 from av.container import InputContainer
 
-from workers.media.containers import DEMUXERS, ESTIMATED_DURATION, has_evidence
+from workers.media.containers import DEMUXERS, ESTIMATED_DURATION, has_evidence, is_for_soundfile
 
 Floats = npt.NDArray[np.float32]
 
@@ -68,6 +68,12 @@ class Opened:
 
 def frames_per_block(rate: int, channels: int) -> int:
     return max(1, min(int(rate * BLOCK_SECONDS), _BLOCK_VALUES // channels))
+
+
+def open_readers(path: str, expired: Callable[[], bool]) -> list[AbstractContextManager[Opened]]:
+    """What to try, in this order."""
+    ffmpeg = open_av(path, expired)
+    return [open_soundfile(path), ffmpeg] if is_for_soundfile(path) else [ffmpeg]
 
 
 @contextmanager

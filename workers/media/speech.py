@@ -5,6 +5,7 @@ Knows Silero's network and its rules for spans; knows nothing of the package aro
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Generator, Iterable, Sequence
 from importlib.metadata import distribution
@@ -27,6 +28,7 @@ CONTEXT = 64
 """Samples before a window that the network sees with it."""
 STATE = (2, 1, 128)
 """The shape of its recurrent state."""
+MEMORY_BYTES = 4 * (CONTEXT + math.prod(STATE))
 STEP_WINDOWS = 312
 """Windows in one step: 10 s of audio, 40 ms of work."""
 
@@ -69,10 +71,18 @@ class Silero:
 class Memory:
     """What the network remembers of one recording."""
 
-    def __init__(self) -> None:
-        self.state: Floats = np.zeros(STATE, np.float32)
-        self.context: Floats = np.zeros(CONTEXT, np.float32)
+    def __init__(self, packed: bytes = b"") -> None:
+        """`packed`: what `pack` gave; nothing: at the start of a recording. Raises InternalError for other bytes."""
+        if packed and len(packed) != MEMORY_BYTES:
+            raise InternalError(f"the speech detector's memory has {len(packed)} bytes instead of {MEMORY_BYTES}")
+        floats = np.frombuffer(packed or bytes(MEMORY_BYTES), "<f4").astype(np.float32)
+        self.state: Floats = floats[CONTEXT:].reshape(STATE)
+        self.context: Floats = floats[:CONTEXT]
         self.rate: NDArray[np.int64] = np.array(SAMPLE_RATE, np.int64)
+
+    def pack(self) -> bytes:
+        """MEMORY_BYTES: context and state as little-endian float32."""
+        return np.concatenate([self.context, self.state.ravel()]).astype("<f4").tobytes()
 
 
 def _model() -> bytes:
@@ -95,7 +105,7 @@ def detect_steps(job: DetectSpeech, silero: Silero) -> Steps:
     total = job.audio.stop - job.audio.start
     for done in range(0, total, STEP_WINDOWS * WINDOW):
         try:
-            probabilities += silero.listen(_windows(job.audio, done), memory)
+            probabilities += silero.listen(windows(job.audio, done, STEP_WINDOWS), memory)
         except MemoryError as error:
             raise InternalError("there was no memory left to look for speech") from error
         yield Progress(min(done + STEP_WINDOWS * WINDOW, total) / SAMPLE_RATE, total / SAMPLE_RATE)
@@ -104,9 +114,12 @@ def detect_steps(job: DetectSpeech, silero: Silero) -> Steps:
     return Speech(tuple(spans), (time.perf_counter() - began) * 1000)
 
 
-def _windows(audio: Pcm, start: int) -> Floats:
-    """One step's windows from `start` samples on, (n, WINDOW); silence fills the last one up."""
-    count = min(STEP_WINDOWS * WINDOW, audio.stop - audio.start - start)
+def windows(audio: Pcm, start: int, most: int) -> Floats:
+    """At most `most` windows from `start` samples on, (n, WINDOW) in -1..1; silence fills the recording's last one up.
+
+    Raises InternalError for audio that is not there.
+    """
+    count = min(most * WINDOW, audio.stop - audio.start - start)
     try:
         raw: NDArray[Any] = np.fromfile(audio.path, "<i2", count, offset=(audio.start + start) * SAMPLE_BYTES)
     except OSError as error:
