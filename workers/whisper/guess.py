@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from workers.whisper.model import Encoded
 
 
-FASTEST = 12
-"""Tokens a second that speech may take, and as many to begin with. Guesses at a word or two often loop, and nobody
-comes again with another temperature to stop them: 224 tokens took 3 s."""
+FASTEST = 20
+"""Tokens a second that speech may take, and as many to begin with. Guesses at a word or two are often invented, and
+nobody comes again with another temperature: 224 tokens took 3 s."""
 
 
 class Guessing:
@@ -59,7 +59,8 @@ class Guessing:
             Strategy(decoding.temperature[0]),
             (decoding.seed, 0, 0),
             self._proposal(),
-            self._limits(window),
+            limits=self._limits(window),
+            loops=False,
         )
         words = yield from self._words(encoded, result, window)
         self.guessed = Guessed(

@@ -254,6 +254,10 @@ class Attempt:
             return max(1, length)
         return float(((5 + length) / 6) ** self._length_penalty)
 
+    def ratio(self, tokenizer: Tokenizer) -> float:
+        """The compression ratio of the best candidate so far."""
+        return compression_ratio(tokenizer.decode(self.best().tokens).strip())
+
     def result(self, tokenizer: Tokenizer, temperature: float, no_speech_prob: float) -> Result:
         row = self.best()
         return Result(
@@ -262,7 +266,7 @@ class Attempt:
             temperature=temperature,
             avg_logprob=row.sum_logprob / (len(row.tokens) + 1),
             no_speech_prob=no_speech_prob,
-            compression_ratio=compression_ratio(tokenizer.decode(row.tokens).strip()),
+            compression_ratio=self.ratio(tokenizer),
         )
 
 

@@ -112,9 +112,12 @@ def attempt(
     strategy: Strategy,
     key: tuple[int, ...],
     proposal: Proposal = NOTHING,
+    *,
     limits: Limits | None = None,
+    loops: bool = True,
 ) -> Steps[Result]:
-    """One temperature, from the prompt to the end of text. A proposal is for a single row. `limits`: the kit's."""
+    """One temperature, from the prompt to the end of text. A proposal is for a single row. `limits`: the kit's, if
+    none; `loops`: whether to go on in one."""
     limits = limits or kit.limits
     length = len(prompt.tokens)
     proposal = proposal.within(limits, length, kit.dims.n_vocab, kit.tokenizer.eot)
@@ -131,6 +134,6 @@ def attempt(
         key=key,
     )
     rows.truncate(length + tried.follow(logits[1:], proposal))
-    while (tokens := tried.wants()) is not None:
+    while (tokens := tried.wants()) is not None and (loops or tried.ratio(kit.tokenizer) <= LOOPS):
         tried.feed((yield Step(rows, tokens)))
     return tried.result(kit.tokenizer, strategy.temperature, no_speech)
