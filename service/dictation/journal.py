@@ -154,11 +154,11 @@ class Journal:
         base, before = (self._base, self._run_bytes) if goes_on else (self.records.samples, 0)
         return base + chunk.raw.samples((before + len(chunk.data)) // chunk.raw.frame_bytes)
 
-    async def append(self, chunk: Chunk | Received, seq: int | None, samples: int | None) -> None:
-        """Take a chunk: raw, or a file with the `samples` that decoding it found after it in the session.
+    async def append(self, chunk: Chunk | Received, seq: int | None = None, samples: int | None = None) -> None:
+        """Take a chunk: raw, or a file that was found to hold `samples` at 16 kHz. `seq` can only be the next number.
 
         Raises DiskFull, or OSError for other reasons, and is then as before. A caller that is cancelled is so when it
-        is known whether the chunk is safe. `seq` can only be the next number.
+        is known whether the chunk is safe.
         """
         async with self._turn:
             number = len(self.records)
@@ -167,13 +167,12 @@ class Journal:
             if isinstance(chunk, Received):
                 if samples is None:
                     raise ValueError("an encoded file without its samples")
-                data, raw, file_bytes = b"", None, chunk.bytes
+                total = self.records.samples + samples
+                header = _Header(0, 0, number, total, chunk.bytes, None)
+                await settled(lambda: self._write(header, b"", chunk.path), lambda at: self._add(header, at))
             else:
-                samples = self.after(chunk) if samples is None else samples
-                data, raw, file_bytes = chunk.data, chunk.raw, 0
-            header = _Header(len(data), zlib.crc32(data), number, samples, file_bytes, raw)
-            source = chunk.path if isinstance(chunk, Received) else None
-            await settled(lambda: self._write(header, data, source), lambda at: self._add(header, at))
+                header = _Header(len(chunk.data), zlib.crc32(chunk.data), number, self.after(chunk), 0, chunk.raw)
+                await settled(lambda: self._write(header, chunk.data, None), lambda at: self._add(header, at))
 
     def close(self) -> None:
         self._audio.close()

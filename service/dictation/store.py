@@ -236,7 +236,7 @@ class Store:
     def _room(self, more: int) -> None:
         if self._max_bytes is None:
             return
-        if sum(session.size for session in self._sessions.values()) + more > self._max_bytes:
+        if sum(session.size for session in list(self._sessions.values())) + more > self._max_bytes:
             raise DiskFull(f"the dictations take all of the {self._max_bytes} bytes that are allowed; remove some")
 
 
