@@ -154,7 +154,8 @@ class Writer:
                 return
             audio = Pcm(self._pcm, 0, stop)
             job = Transcribe(audio, self._spec.task, self._spec.decoding, urgent=True, reached=reached, whole=whole)
-            written = await self._patience.insist(partial(self._ask, job), self._whisper)
+            written = await self._errand.run(self._patience.insist(partial(self._ask, job), self._whisper))
+            assert written is not None, "nobody calls a window off"
             if not whole and (written.end.reached is None or written.end.reached.seek <= seek):
                 further += FURTHER
                 continue
