@@ -11,6 +11,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from protocol.errors import InvalidRequest, SessionFailed
+from protocol.jobs import Transcribe
 from service.dictation.chunk import Chunk
 from service.dictation.session import Accepted, Session
 from service.dictation.spec import Spec
@@ -18,6 +20,7 @@ from service.dictation.store import Store
 from service.dictation.turns import Turns
 from service.transcripts import Transcript
 from tests.dictated import S16, Fuse, FusedWorker, cut, ears, pen, spoken
+from tests.fakes import FakeWorker
 from tests.service.dictation.conftest import VIEW, spec
 
 TALK = cut(spoken(0.3, 1, 0.3, 2, 0.8, 3, 0.2), 4_800)
@@ -154,10 +157,6 @@ def test_a_finished_session_is_finished_after_a_restart_too(tmp_path: Path) -> N
 
 
 def test_a_failed_session_has_failed_after_a_restart_too(tmp_path: Path) -> None:
-    from protocol.errors import InvalidRequest, SessionFailed
-    from protocol.jobs import Transcribe
-    from tests.fakes import FakeWorker
-
     async def life(whisper: FakeWorker) -> list[tuple[int | None, Mapping[str, Any]]]:
         with Store(tmp_path, None) as store:
             stored = (store.recover() or [store.create(spec())])[0]
@@ -165,7 +164,6 @@ def test_a_failed_session_has_failed_after_a_restart_too(tmp_path: Path) -> None
             session = Session(stored, live=live, whisper=whisper, turns=Turns(), max_seconds=100.0)
             if session.last_event == 0:
                 await session.begin(VIEW)
-                session.start()
                 await session.add(None, Chunk(S16, b"".join(TALK)))
             session.start()
             with pytest.raises(SessionFailed):
