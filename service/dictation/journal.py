@@ -191,14 +191,16 @@ class Journal:
     def _write(self, header: _Header, data: bytes, source: Path | None) -> int:
         """In a thread. Where the header begins."""
         at = self._audio.size
-        if source is not None:
-            source.rename(self.file(header.number))
-            sync_folder(self._folder)
-        try:
+        if source is None:
             self._audio.append(header.packed() + data, safe=True)
+            return at
+        file = self.file(header.number)
+        source.rename(file)
+        try:
+            sync_folder(self._folder)
+            self._audio.append(header.packed(), safe=True)
         except (OSError, DiskFull):
-            if source is not None:
-                self.file(header.number).rename(source)
+            file.unlink(missing_ok=True)
             raise
         return at
 
