@@ -113,7 +113,7 @@ class Session:
 
     def start(self) -> None:
         """Go on where the files say that it stands. Returns at once."""
-        if self.state in ("open", "finishing"):
+        if self._owner is None and self.state in ("open", "finishing"):
             self._owner = asyncio.create_task(self._live_on(), name=f"dictation {self.spec.id}")
 
     async def stop(self) -> None:

@@ -43,8 +43,8 @@ SURE = 0.8
 DISTRUSTED = 0.5
 """Text sampled at a higher temperature is no prompt (openai/whisper transcribe.py)."""
 TAIL = 200
-"""Characters of committed text that the next utterance is conditioned on (ufal/whisper_streaming has as many): more
-cost a prefill each time and tell little."""
+"""Bytes of committed text that the next utterance is conditioned on, about 50 tokens (ufal/whisper_streaming has 200
+characters): more costs a prefill each time, takes room from hint terms, and tells little."""
 
 
 class Log(Protocol):
@@ -89,6 +89,7 @@ class Story:
         self.language: str | None = None
         """The one that is kept."""
         self._text: list[str] = []
+        self._fitted: VocabularyReport | None = None
         self._answers: list[Answered] = [Answered(-1, None, 0)]
         for body in told:
             self._fold(records.decode(body))
@@ -111,6 +112,7 @@ class Story:
     def _fold(self, record: Record) -> None:
         match record:
             case Began(session):
+                self._fitted = msgspec.convert(session.get("vocabulary"), VocabularyReport | None, from_attributes=True)
                 self._publish({"type": "session.created", "session": session})
             case Spoke(started, at):
                 self.spoke += 1
@@ -257,7 +259,8 @@ class Story:
 
     @property
     def vocabulary(self) -> VocabularyReport | None:
-        return next((each.vocabulary for each in self.heard if each.vocabulary), None)
+        """As reported when the session was created, else as the first utterance had it."""
+        return self._fitted or next((each.vocabulary for each in self.heard if each.vocabulary), None)
 
     @property
     def vad_ms(self) -> float:
@@ -279,10 +282,11 @@ def seconds(samples: int) -> float:
     return round(samples / SAMPLE_RATE, 3)
 
 
-def _last(text: str, characters: int) -> str:
-    """The end of the text, from the start of a word if there are words."""
-    if len(text) <= characters:
+def _last(text: str, size: int) -> str:
+    """The end of the text, at most `size` bytes of UTF-8, from the start of a word if there are words."""
+    data = text.encode()
+    if len(data) <= size:
         return text
-    end = text[-characters:]
+    end = data[-size:].decode(errors="ignore")
     at = end.find(" ")
     return end[at:] if at >= 0 else end
