@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 
+import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -24,6 +25,10 @@ from service import errors
 from service.api import ROUTES
 from service.catalog import Catalog
 from service.config import Config
+from service.dictation.session import Session
+from service.dictation.sessions import Limits, Sessions
+from service.dictation.store import Store
+from service.dictation.turns import Turns
 from service.house import House, Workers
 from service.middleware import Exchange
 from service.spool import Spool
@@ -37,30 +42,47 @@ STEP_STALL_S = 120.0
 WINDOW_SECONDS = 30.0
 """Whisper's window: a shorter recording costs as much as one, and more if it is hard (every fallback temperature)."""
 
+LIVE_CAPACITY = 32
+"""Jobs at once of a process for live speech, each of which is a few milliseconds of work."""
+
 Lifespan = Callable[[Starlette], AbstractAsyncContextManager[None]]
 
 
 def create(config: Config) -> Starlette:
     """The service with real worker processes; they start when the server does, and HTTP does not wait for them."""
-    workers, spool = _workers(config), Spool(config.data_dir)
+    store = Store(config.data_dir, config.max_session_bytes)
+    house = furnish(config, _workers(config), Spool(config.data_dir), store)
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        with spool:
+        with house.spool, store:
             try:
-                for worker in workers:
+                for worker in house.workers:
                     await worker.start()
+                await house.sessions.start()
                 yield
             finally:
-                await workers.stop(config.grace)
+                await house.stop(config.grace)
 
-    return build(config, workers, spool, lifespan)
+    return build(house, lifespan)
 
 
-def build(config: Config, workers: Workers, spool: Spool, lifespan: Lifespan | None = None) -> Starlette:
-    """The application over these parts. Without `lifespan` the caller starts and stops them, the spool too."""
+def furnish(config: Config, workers: Workers, spool: Spool, store: Store) -> House:
+    """All parts of the service, none of them started."""
+    conduct = partial(
+        Session,
+        live=workers.live,
+        whisper=workers.whisper,
+        turns=Turns(),
+        max_seconds=config.max_session_seconds,
+    )
+    limits = Limits(idle_s=config.session_idle, keep_s=config.session_keep, most=config.max_sessions)
     catalog = Catalog(config.whisper_model, config.llm_model, config.strict_models, int(time.time()))
-    house = House(config, workers, spool, catalog)
+    return House(config, workers, spool, Sessions(store, conduct, limits), catalog)
+
+
+def build(house: House, lifespan: Lifespan | None = None) -> Starlette:
+    """The application over these parts. Without `lifespan` the caller starts and stops them, the spool too."""
     app = Starlette(
         routes=_routes(house),
         middleware=[Middleware(Exchange)],
@@ -68,7 +90,7 @@ def build(config: Config, workers: Workers, spool: Spool, lifespan: Lifespan | N
         lifespan=lifespan,
     )
     app.router.redirect_slashes = False
-    app.state.workers = workers
+    app.state.house = house
     return app
 
 
@@ -85,6 +107,13 @@ def _workers(config: Config) -> Workers:
 
     return Workers(
         media=pool("media", media, processes=config.media_workers, stall=lambda _: config.stall_seconds),
+        live=pool(
+            "live",
+            msgspec.structs.replace(media, capacity=LIVE_CAPACITY),
+            processes=config.live_media_workers,
+            queue_limit=config.queue_limit + config.max_sessions,
+            stall=lambda _: config.stall_seconds,
+        ),
         whisper=pool(
             "whisper",
             whisper,

@@ -1,4 +1,4 @@
-"""What every handler is given: the settings, the workers, the spool and the models' names. Builds nothing itself."""
+"""What every handler is given: settings, workers, the spool, sessions and models' names. Builds nothing itself."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from service.catalog import Catalog
 from service.config import Config
+from service.dictation.sessions import Sessions
 from service.spool import Spool
 from service.worker import Worker
 
@@ -20,6 +21,9 @@ class Workers:
     """One pool of processes for each kind of work."""
 
     media: Worker
+    """Recordings that were sent whole."""
+    live: Worker
+    """Live speech, so that no upload holds up a dictation."""
     whisper: Worker
     oracle: Worker
     """mlx-whisper's own transcribe, for `faithful`; its process is there only while someone asks for it."""
@@ -30,7 +34,7 @@ class Workers:
     @property
     def resident(self) -> tuple[Worker, ...]:
         """Those without which the house is not ready."""
-        return self.media, self.whisper
+        return self.media, self.live, self.whisper
 
     async def stop(self, grace: float) -> None:
         """All at once: the seconds that running jobs may take are theirs together."""
@@ -42,7 +46,13 @@ class House:
     config: Config
     workers: Workers
     spool: Spool
+    sessions: Sessions
     catalog: Catalog
+
+    async def stop(self, grace: float) -> None:
+        """Sessions first: what their workers do for them is done again by the next service. Idempotent."""
+        await self.sessions.stop(grace)
+        await self.workers.stop(grace)
 
 
 Handler = Callable[[House, Request], Awaitable[Response]]

@@ -9,7 +9,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import ExitStack, aclosing
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from sse_starlette.event import ServerSentEvent
@@ -23,6 +23,14 @@ from service import errors
 Message = Mapping[str, Any]
 """One event's data. Its `type` is also the event's name: some clients go by the one, some by the other."""
 
+
+class Numbered(NamedTuple):
+    """An event of a stream that can be resumed. Without an id it cannot be told again."""
+
+    id: int | None
+    message: Message
+
+
 log = logging.getLogger("starling.sse")
 
 END = "\n"
@@ -33,13 +41,14 @@ _LINE_ENDS = str.maketrans({letter: f"\\u{ord(letter):04x}" for letter in "\x85\
 class EventStream(EventSourceResponse):
     """`first`, then `rest` to its end. A client that leaves, or reads nothing for `unread_s`, closes `rest`.
 
-    `first` was awaited before this was made, so that what is refused gets its status. `owned` is closed at the end.
+    `first` was awaited before this was made, so that what is refused gets its status; None where nothing can be
+    refused and the headers do not wait for an event. `owned` is closed at the end.
     """
 
     def __init__(
         self,
-        first: Message,
-        rest: AsyncGenerator[Message, None],
+        first: Message | None,
+        rest: AsyncGenerator[Message | Numbered, None],
         owned: ExitStack,
         headers: Mapping[str, str],
         *,
@@ -75,11 +84,14 @@ class EventStream(EventSourceResponse):
                     log.info("a client read nothing of its stream for %.3g s", self._unread_s)
 
 
-async def _written(first: Message, rest: AsyncGenerator[Message, None]) -> AsyncGenerator[ServerSentEvent, None]:
+async def _written(
+    first: Message | None, rest: AsyncGenerator[Message | Numbered, None]
+) -> AsyncGenerator[ServerSentEvent, None]:
     try:
-        yield _event(first)
-        async for message in rest:
-            yield _event(message)
+        if first is not None:
+            yield _event(first)
+        async for told in rest:
+            yield _event(told.message, told.id) if isinstance(told, Numbered) else _event(told)
     except Failure as failure:
         yield _error(failure)
     except Exception:
@@ -91,6 +103,6 @@ def _error(failure: Failure) -> ServerSentEvent:
     return _event({"type": "error", "error": errors.body(failure)})
 
 
-def _event(message: Message) -> ServerSentEvent:
+def _event(message: Message, id: int | None = None) -> ServerSentEvent:
     data = msgspec.json.encode(message).decode().translate(_LINE_ENDS)
-    return ServerSentEvent(data, event=message["type"], sep=END)
+    return ServerSentEvent(data, event=message["type"], id=None if id is None else str(id), sep=END)

@@ -45,12 +45,14 @@ class Told:
 
     name: str
     data: Any
+    id: str | None = None
+    """What its `id:` line says, if it has one."""
 
 
 def told(body: bytes) -> tuple[list[Told], list[str]]:
     """The events and the comments of a stream, read as the HTML standard says (9.2.6), every event complete."""
     events, comments = [], []
-    name, data = "", list[str]()
+    name, id, data = "", None, list[str]()
     assert body.endswith(b"\n\n"), "the last event was not ended"
     for line in re.split(r"\r\n|\n|\r", body.decode())[:-1]:
         field, _, value = line.partition(":")
@@ -59,11 +61,13 @@ def told(body: bytes) -> tuple[list[Told], list[str]]:
             comments.append(value)
         elif field == "event":
             name = value
+        elif field == "id":
+            id = value
         elif field == "data":
             data.append(value)
         elif not line and data:
-            events.append(Told(name, json.loads("\n".join(data))))
-            name, data = "", []
+            events.append(Told(name, json.loads("\n".join(data)), id))
+            name, id, data = "", None, []
         else:
             assert not line, f"neither event nor data: {line!r}"
     return events, comments

@@ -12,8 +12,9 @@ from starlette.applications import Starlette
 
 from protocol.events import Backend, Decoded, Model, Progress, Ready, Segment, Timings, Transcribed
 from protocol.jobs import Decode, Transcribe
-from service.app import Workers, build
+from service.app import Workers, build, furnish
 from service.config import Config
+from service.dictation.store import Store
 from service.languages import NAMES
 from service.spool import Spool
 from tests.asgi import FORM, Reply, ask, multipart
@@ -66,9 +67,10 @@ def scripted(folder: Path, model: Model = MULTILINGUAL, script: Any = None, **se
         ready=Ready(2),
     )
     whisper = FakeWorker("whisper", {Transcribe: heard}, ready=ready)
+    live = FakeWorker("live", {}, ready=Ready(2))
     oracle = FakeWorker("oracle", {Transcribe: heard})
     oracle.state = "idle"
-    with Spool(folder) as spool:
-        app = build(config, Workers(media, whisper, oracle), spool)
+    with Spool(folder) as spool, Store(folder) as store:
+        app = build(furnish(config, Workers(media, live, whisper, oracle), spool, store))
         yield Scripted(app, media, whisper, oracle, spool)
         assert spool.usage().files == 0, "a file was left in the spool"

@@ -6,7 +6,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from service.api import discovery, operations, transcriptions
+from service.api import discovery, operations, sessions, transcriptions
 from service.house import Endpoint, House
 
 
@@ -18,13 +18,22 @@ async def index(house: House, request: Request) -> Response:
     return Response(msgspec.json.encode({"object": "list", "routes": routes}), media_type="application/json")
 
 
+SESSIONS = "/v1/audio/sessions"
+
 ROUTES: tuple[Endpoint, ...] = (
     Endpoint("POST", "/v1/audio/transcriptions", transcriptions.transcriptions, "a recording to text, as spoken"),
     Endpoint("POST", "/v1/audio/translations", transcriptions.translations, "a recording to English text"),
+    Endpoint("POST", SESSIONS, sessions.create, "begin a live dictation"),
+    Endpoint("GET", SESSIONS, sessions.listing, "the live dictations, the newest first"),
+    Endpoint("GET", f"{SESSIONS}/{{id}}", sessions.state, "one dictation and its text so far"),
+    Endpoint("DELETE", f"{SESSIONS}/{{id}}", sessions.remove, "end a dictation and remove all of it"),
+    Endpoint("POST", f"{SESSIONS}/{{id}}/audio", sessions.audio, "the next piece of its audio"),
+    Endpoint("GET", f"{SESSIONS}/{{id}}/events", sessions.events, "what happens in it, as it happens"),
+    Endpoint("POST", f"{SESSIONS}/{{id}}/finish", sessions.finish, "its whole text, once all is transcribed"),
     Endpoint("GET", "/v1", index, "this list"),
     Endpoint("GET", "/v1/models", discovery.models, "the models: configured ones, then those in the hub cache"),
     Endpoint("GET", "/v1/models/{id:path}", discovery.model, "one model, by id or alias"),
     Endpoint("GET", "/health", operations.health, "ok as soon as the server listens"),
     Endpoint("GET", "/ready", operations.ready, "whether every worker can serve, else why not"),
-    Endpoint("GET", "/stats", operations.stats, "workers, queue, backend and spool"),
+    Endpoint("GET", "/stats", operations.stats, "workers, queue, backend, spool and sessions"),
 )

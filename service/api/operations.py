@@ -56,6 +56,7 @@ async def stats(house: House, request: Request) -> Response:
     whisper = house.workers.whisper.ready
     lines = [process for worker in house.workers for process in worker.stats()]
     usage = await asyncio.to_thread(house.spool.usage)
+    recorded = await asyncio.to_thread(house.sessions.usage)
     return _json(
         {
             "workers": lines,
@@ -68,6 +69,7 @@ async def stats(house: House, request: Request) -> Response:
             "blas": whisper.backend.blas if whisper else None,
             "model": whisper.model if whisper else None,
             "spool": usage,
+            "sessions": {**house.sessions.counts(), "limit": house.config.max_sessions, "bytes": recorded},
         }
     )
 

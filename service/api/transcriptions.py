@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, assert_never
-from urllib.parse import quote
 
 import msgspec
 from starlette.requests import Request
@@ -23,7 +22,7 @@ from protocol.errors import EmptyAudio
 from protocol.events import Decoded, Progress, Segment, Timings, Transcribed
 from protocol.jobs import Decode, DetectSpeech, Pcm, Span, Task, Transcribe
 from protocol.settings import SAMPLE_RATE
-from service import forms, gate, loudness, reply, requests, transcripts, upload
+from service import gate, headers, loudness, reply, requests, transcripts, upload
 from service.house import House, Workers
 from service.requests import TranscriptRequest
 from service.sse import EventStream
@@ -70,15 +69,15 @@ async def _answer(house: House, request: Request, task: Task) -> Response:
         pcm = files.enter_context(house.spool.pcm())
         asked = _Asked(task, wanted, model, received.path, pcm, began)
         events = _transcribing(house.workers.media, speech, asked)
-        headers = _headers(model, ignored)
+        known = headers.known(model, ignored)
         if wanted.stream:
             told = _told(events, wanted.response_format)
             first = await reply.unless_gone(request, _first(told))
             times = {"keepalive_s": config.keepalive_s, "unread_s": config.unread_s}
-            return EventStream(first, told, files.pop_all(), headers, **times)
+            return EventStream(first, told, files.pop_all(), known, **times)
         transcript = await reply.unless_gone(request, _collected(events))
     form = transcripts.FORMATS[wanted.response_format]
-    return Response(form.write(transcript), headers=headers | _measured(transcript), media_type=form.media_type)
+    return Response(form.write(transcript), headers=known | headers.measured(transcript), media_type=form.media_type)
 
 
 def _check_servable(workers: Workers, speech: Worker, wanted: TranscriptRequest, task: Task) -> None:
@@ -214,18 +213,3 @@ async def _told(
 
 async def _first(told: AsyncGenerator[Mapping[str, Any], None]) -> Mapping[str, Any]:
     return await anext(told)
-
-
-def _headers(model: str, ignored: list[str]) -> dict[str, str]:
-    """Those that are known before any work is done."""
-    headers = {"x-starling-model": quote(model, safe="/: "), "x-starling-ignored": forms.ignored_header(ignored)}
-    return {name: value for name, value in headers.items() if value is not None}
-
-
-def _measured(transcript: Transcript) -> dict[str, str]:
-    meta = transcript.meta
-    language = {"x-starling-language": meta.language} if meta.language is not None else {}
-    return language | {
-        "x-starling-duration": str(meta.duration),
-        "x-starling-timings": msgspec.json.encode(meta.timings).decode(),
-    }

@@ -118,12 +118,12 @@ async def _serve(config: Config, listening: socket.socket, url: str, *, until_eo
                 await stop.wait()
                 loop = asyncio.get_running_loop()
                 # Before the connections, so that a stream whose job does not end in time is told so.
-                group.create_task(app.state.workers.stop(config.grace))
+                group.create_task(app.state.house.stop(config.grace))
                 loop.call_later(config.grace + CLOSING_S / 2, over.set)
                 limit.reschedule(loop.time() + 2 * config.grace + SHUTDOWN_S)
 
             async with asyncio.TaskGroup() as group:
-                announcing = group.create_task(announce(app.state.workers.resident, url))
+                announcing = group.create_task(announce(app.state.house.workers.resident, url))
                 served: Any = Closing(app, over)  # Starlette's and Hypercorn's words for the same ASGI types differ.
                 await serve(served, _hypercorn(config, listening), shutdown_trigger=stopped, mode="asgi")
                 announcing.cancel()

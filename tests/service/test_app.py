@@ -74,6 +74,13 @@ def test_the_map_lists_every_route(service: Scripted) -> None:
     assert listed == [
         ("POST", "/v1/audio/transcriptions"),
         ("POST", "/v1/audio/translations"),
+        ("POST", "/v1/audio/sessions"),
+        ("GET", "/v1/audio/sessions"),
+        ("GET", "/v1/audio/sessions/{id}"),
+        ("DELETE", "/v1/audio/sessions/{id}"),
+        ("POST", "/v1/audio/sessions/{id}/audio"),
+        ("GET", "/v1/audio/sessions/{id}/events"),
+        ("POST", "/v1/audio/sessions/{id}/finish"),
         ("GET", "/v1"),
         ("GET", "/v1/models"),
         ("GET", "/v1/models/{id}"),
@@ -111,6 +118,7 @@ def test_ready_says_what_is_missing(service: Scripted) -> None:
     assert reply.json["status"] == "starting"
     assert reply.json["workers"] == [
         {"name": "media", "ready": True, "reason": None, "loading": None},
+        {"name": "live", "ready": True, "reason": None, "loading": None},
         {
             "name": "whisper",
             "ready": False,
@@ -128,23 +136,24 @@ def test_ready_tells_the_worst(service: Scripted) -> None:
     assert reply.error == (503, "model_not_configured", None)
     assert (reply.json["status"], reply.json["error"]["message"]) == ("unavailable", "run `starling get x`")
     assert reply.headers["x-should-retry"] == "false"
-    assert [line["ready"] for line in reply.json["workers"]] == [False, False]
+    assert [line["ready"] for line in reply.json["workers"]] == [False, True, False]
 
 
 def test_ready_waits_for_no_worker_that_starts_on_demand(service: Scripted) -> None:
     service.oracle.failure = ModelNotConfigured("run `starling get x`")
     reply = ask(service.app, "GET", "/ready")
-    assert (reply.status, [line["name"] for line in reply.json["workers"]]) == (200, ["media", "whisper"])
+    assert (reply.status, [line["name"] for line in reply.json["workers"]]) == (200, ["media", "live", "whisper"])
 
 
 def test_stats_tell_what_the_house_does(service: Scripted) -> None:
     body = ask(service.app, "GET", "/stats").json
     states = {line["name"]: line["state"] for line in body["workers"]}
-    assert states == {"media": "ready", "whisper": "ready", "oracle": "idle"}
+    assert states == {"media": "ready", "live": "ready", "whisper": "ready", "oracle": "idle"}
     assert set(body["workers"][0]) == {"name", "pid", "state", "rss_bytes", "restarts", "queued", "running"}
     assert body["queue"] == {"limit": 64, "queued": 0, "running": 0}
     assert (body["backend"]["name"], body["blas"], body["model"]["id"]) == ("cpu", "OpenBLAS 0.3", "whisper-base")
     assert body["spool"] == {"files": 0, "bytes": 0}
+    assert body["sessions"] == {"open": 0, "finishing": 0, "finished": 0, "failed": 0, "limit": 64, "bytes": 0}
 
 
 def test_a_refused_body_is_read_on_so_that_the_refusal_is_seen(service: Scripted) -> None:
@@ -173,7 +182,12 @@ def test_lifespan_does_not_wait_for_the_workers(tmp_path: Path) -> None:
             assert exchange.reply().json == {"status": "ok"}
             async with opened(app, "GET", "/stats") as exchange:
                 exchange.send(b"", more=False)
-            assert [line["name"] for line in exchange.reply().json["workers"]] == ["media", "whisper", "oracle"]
+            assert [line["name"] for line in exchange.reply().json["workers"]] == [
+                "media",
+                "live",
+                "whisper",
+                "oracle",
+            ]
         assert [file.name for file in (tmp_path / "spool").iterdir()] == [".lock"]
 
     asyncio.run(main())
