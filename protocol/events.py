@@ -182,8 +182,9 @@ class GuessedWord(msgspec.Struct, frozen=True):
 
     text: str
     tokens: tuple[int, ...]
-    heard: float
-    """Seconds of the audio up to the frame that its last token listened to most, punctuation left aside."""
+    heard: float | None = None
+    """Seconds of the audio up to the frame that its last token listened to most, punctuation left aside; None when
+    not asked for."""
     probability: float = 1.0
     """The least of its tokens'."""
 

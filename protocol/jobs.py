@@ -206,6 +206,8 @@ class Guess(msgspec.Struct, frozen=True, tag="guess"):
     """Tokens of text that the answer begins with, because they were shown as stable."""
     draft: tuple[int, ...] = ()
     """As in Transcribe: the whole of the last answer, `said` and timestamps included."""
+    listening: bool = False
+    """Tell of each word how far into the audio it listened. Takes a further pass."""
 
 
 class Heard(msgspec.Struct, frozen=True, tag="heard"):

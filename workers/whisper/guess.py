@@ -90,38 +90,36 @@ class Guessing:
 
     def _words(self, encoded: Encoded, result: Result, window: Window) -> Steps[tuple[GuessedWord, ...]]:
         tokenizer = self._kit.tokenizer
-        spoken = [
-            (token, value) for token, value in zip(result.tokens, result.logprobs, strict=True) if token < tokenizer.eot
-        ]
+        said = zip(result.tokens, result.logprobs, strict=True)
+        spoken = [(token, math.exp(logprob)) for token, logprob in said if token < tokenizer.eot]
         text = [token for token, _ in spoken]
         frames = window.size // FRAMES_PER_TOKEN
-        if not text or not frames:
-            return ()
-        opening = self._hearing.opening
-        scores, _ = yield Align(encoded, timing.question(tokenizer, opening, text))
-        # The row before a token is where it was chosen.
-        heard = timing.attention(scores[:, :, :frames])[len(opening) :].argmax(axis=-1) / timing.TOKENS_PER_SECOND
-        return _merged(
-            tokenizer.split_words(text, self._hearing.language),
-            heard=[float(seconds) for seconds in heard],
-            probabilities=[math.exp(value) for _, value in spoken],
-        )
+        heard = None
+        if self._job.listening and text and frames:
+            opening = self._hearing.opening
+            scores, _ = yield Align(encoded, timing.question(tokenizer, opening, text))
+            # The row before a token is where it was chosen.
+            listened = timing.attention(scores[:, :, :frames])[len(opening) :].argmax(axis=-1)
+            heard = [float(frame) / timing.TOKENS_PER_SECOND for frame in listened]
+        split = tokenizer.split_words(text, self._hearing.language)
+        return _merged(split, [probability for _, probability in spoken], heard)
 
 
 def _merged(
-    split: Sequence[tuple[str, list[int]]], heard: Sequence[float], probabilities: Sequence[float]
+    split: Sequence[tuple[str, list[int]]], probabilities: Sequence[float], heard: Sequence[float] | None
 ) -> tuple[GuessedWord, ...]:
-    """For each token: seconds heard, and its probability. Punctuation joins its word and does not count as heard."""
-    words, first = [], 0
+    """`probabilities` and `heard`: of each token. Punctuation joins its word and does not count as heard."""
+    words, stop = [], 0
     for text, tokens in split:
-        last = first + len(tokens) - 1
-        words.append(timing.Timing(text, list(tokens), start=heard[first], end=heard[last], probability=1.0))
-        first = last + 1
+        stop += len(tokens)
+        end = heard[stop - 1] if heard else 0.0
+        words.append(timing.Timing(text, list(tokens), start=end, end=end, probability=1.0))
     timing.merge_punctuation(words)
     found, first = [], 0
     for word in words:
         if word.word:
             stop = first + len(word.tokens)
-            found.append(GuessedWord(word.word, tuple(word.tokens), word.end, min(probabilities[first:stop])))
+            least = min(probabilities[first:stop])
+            found.append(GuessedWord(word.word, tuple(word.tokens), word.end if heard else None, least))
             first = stop
     return tuple(found)

@@ -55,8 +55,10 @@ def job(
     )  # type: ignore[arg-type]
 
 
-def guess(audio: Pcm, *, said: Sequence[int] = (), draft: Sequence[int] = (), **decoding: Any) -> Guess:
-    return Guess(audio, said=tuple(said), draft=tuple(draft), decoding=Decoding(**decoding))
+def guess(
+    audio: Pcm, *, said: Sequence[int] = (), draft: Sequence[int] = (), listening: bool = False, **decoding: Any
+) -> Guess:
+    return Guess(audio, said=tuple(said), draft=tuple(draft), listening=listening, decoding=Decoding(**decoding))
 
 
 def guessed(model: Any, asked: Guess) -> Guessed:

@@ -42,6 +42,15 @@ def test_a_word_is_as_probable_as_its_least_probable_token(tmp_path: Path) -> No
     assert answer.words[1].probability == pytest.approx(1.0)
 
 
+def test_a_guess_listens_for_a_word_s_place_only_when_asked(tmp_path: Path) -> None:
+    class Unaligned(ToyModel):
+        def align(self, encoded: Any, tokens: Any) -> Any:
+            raise AssertionError("nobody asked")
+
+    answer = guessed(Unaligned(scripted(SCRIPT)), guess(sound(tmp_path / "spool", 5.0)))
+    assert [word.heard for word in answer.words] == [None, None]
+
+
 def test_a_word_has_listened_as_far_as_the_frame_its_last_token_attends_to_most(tmp_path: Path) -> None:
     class Attentive(ToyModel):
         def align(self, encoded: Any, tokens: Any) -> Any:
@@ -52,7 +61,7 @@ def test_a_word_has_listened_as_far_as_the_frame_its_last_token_attends_to_most(
                 scores[:, row, frame - 4 : frame + 5] = [[1, 2, 3, 4, 9, 4, 3, 2, 1]]
             return scores, logits
 
-    answer = guessed(Attentive(scripted(SCRIPT)), guess(sound(tmp_path / "spool", 5.0)))
+    answer = guessed(Attentive(scripted(SCRIPT)), guess(sound(tmp_path / "spool", 5.0), listening=True))
     assert [word.heard for word in answer.words] == pytest.approx([0.4, 1.5], abs=0.06)
 
 
@@ -172,7 +181,7 @@ def test_real_words_are_heard_about_where_they_are_spoken(
     samples = timeline("The quick brown fox jumps over the lazy dog.", 0.5)
     samples.tofile(tmp_path / "spool")
     audio = Pcm(str(tmp_path / "spool"), 0, len(samples))
-    answer = guessed(model, guess(audio, audio_ctx="auto"))
+    answer = guessed(model, guess(audio, audio_ctx="auto", listening=True))
     assert answer.words[0].text == " The"
     timed = run(model, [job(audio, words=True, audio_ctx="auto")])[0][-2].words
     assert [word.word for word in timed] == [word.text for word in answer.words]
