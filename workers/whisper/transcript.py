@@ -74,7 +74,7 @@ class Transcript:
             recording.read, recording.samples, kit.dims.n_mels, scanned=begun.seek, loudest=begun.loudest
         )
         self._hearing = Hearing(kit, job.task, job.decoding, self._mel, tongue, spent)
-        self._terms = fitted.terms
+        self._fitted = fitted
         self._history = History(kit.prompt_budget - len(fitted.terms))
         self._history.extend(fitted.prompt if job.reached is None else begun.said)
         self._tongue = tongue
@@ -120,8 +120,7 @@ class Transcript:
         encoded, result = yield from self._hear(window)
         if is_silence(result, self._decoding):
             return window.next
-        doubtful = self._decoding.silence_rule and is_doubtful(result, self._decoding)
-        if doubtful and not (yield from self._speech_in(window)):
+        if self._is_doubtful(result) and not (yield from self._speech_in(window)):
             return window.next
         found = segments.cut(result.tokens, self._kit.tokenizer.timestamp_begin, window)
         self._spell(found.drafts)
@@ -136,7 +135,7 @@ class Transcript:
     def _hear(self, window: Window) -> Steps[tuple[Encoded, Result]]:
         encoded = yield from self._hearing.encode(window)
         key = (self._decoding.seed, self._track, window.seek)
-        prompt = self._hearing.prompt((*self._terms, *self._history.tokens))
+        prompt = self._hearing.prompt((*self._fitted.terms, *self._history.tokens))
         proposal, self._draft = Proposal(self._draft), ()
         guard = self._hearing.is_guarded(encoded)
         result = yield from decode_window(self._kit, self._decoding, encoded, prompt, key, proposal, guard=guard)
@@ -147,6 +146,12 @@ class Transcript:
         return encoded, result
 
     # After the text: speech or not, words, segments.
+
+    def _is_doubtful(self, result: Result) -> bool:
+        """Whether to ask if anybody speaks. What the hint terms say is doubtful too: the reference has none."""
+        if not self._decoding.silence_rule:
+            return False
+        return is_doubtful(result, self._decoding) or self._fitted.echoed(self._kit.tokenizer.decode(result.tokens))
 
     def _speech_in(self, window: Window) -> Steps[bool]:
         start = self._recording.original(window.offset)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -22,6 +23,24 @@ class Fitted:
     fitted: int
     budget: int
     """Tokens that the terms could have taken."""
+    said: tuple[str, ...] = ()
+    """The terms as they were given."""
+
+    def echoed(self, text: str) -> bool:
+        """Whether a text may come from the terms rather than from a sound: it says one, or nothing but their words.
+
+        In noise Whisper repeats its prompt, and is sure enough of it to pass its own tests.
+        """
+        spoken = _words(text)
+        known = [_words(term) for term in self.said]
+        return bool(spoken) and (
+            any(" ".join(term) in " ".join(spoken) for term in known if term)
+            or {word for term in known for word in term}.issuperset(spoken)
+        )
+
+
+def _words(text: str) -> list[str]:
+    return re.findall(r"\w+", text.casefold())
 
 
 def fit(encode: Callable[[str], list[int]], terms: Sequence[str], prompt: str | None, budget: int) -> Fitted:
@@ -32,7 +51,7 @@ def fit(encode: Callable[[str], list[int]], terms: Sequence[str], prompt: str | 
     said = encode(" " + prompt.strip()) if prompt and prompt.strip() else []
     room = min(budget, max(ROOM, budget - len(said)))
     tokens: list[int] = []
-    fitted = 0
+    fitted: list[str] = []
     for term in dict.fromkeys(filter(None, map(str.strip, terms))):
         left = room - len(tokens)
         if left < 2:  # A further term costs a comma at least.
@@ -42,7 +61,7 @@ def fit(encode: Callable[[str], list[int]], terms: Sequence[str], prompt: str | 
         more = encode(f", {term}" if tokens else f" {term}")
         if len(more) <= left:
             tokens += more
-            fitted += 1
+            fitted.append(term)
     if tokens and len(tokens) < room:
         tokens += encode(".")
-    return Fitted(tuple(tokens), tuple(said), given=len(terms), fitted=fitted, budget=room)
+    return Fitted(tuple(tokens), tuple(said), given=len(terms), fitted=len(fitted), budget=room, said=tuple(fitted))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.workers.whisper.driver import job, run, sound
+import pytest
+
+from tests.workers.whisper.driver import job, run, sound, text
 from tests.workers.whisper.toy import ToyModel, scripted
 from workers.whisper.tokenizer import Tokenizer
 from workers.whisper.vocabulary import fit
@@ -56,3 +58,53 @@ def test_terms_stand_in_every_windows_prompt_and_the_rest_gets_what_remains(tmp_
     assert [len(prompt) for prompt in prompts] == [1 + 223 + 3] * 2
     assert prompts[1][-4] == T + 1500
     assert (done.vocabulary.given, done.vocabulary.fitted, done.vocabulary.tokens) == (2, 2, len(terms))
+
+
+@pytest.mark.parametrize(
+    ("said", "echoed"),
+    [
+        ("The patient received apomorphine and morphine.", True),
+        (" The patient received.", True),
+        ("apomorphine, APOMORPHINE! Apomorphine", True),
+        ("Then Ada spoke.", True),
+        ("Then he spoke of the patient.", False),
+        ("...", False),
+        ("", False),
+    ],
+)
+def test_a_text_that_says_a_term_or_only_the_terms_words_may_be_their_echo(said: str, echoed: bool) -> None:
+    terms = ["The patient received apomorphine and morphine", "Ada", "!"]
+    assert fit(TOKENIZER.encode, terms, None, 223).echoed(said) is echoed
+
+
+def test_without_terms_nothing_is_an_echo() -> None:
+    assert not fit(TOKENIZER.encode, [], "Ada", 223).echoed("Ada")
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "speech", "expected", "questions"),
+    [
+        (("Turing",), False, "", 1),
+        (("Turing",), True, " Ada Turing", 1),
+        (("Babbage",), False, " Ada Turing", 0),
+        ((), False, " Ada Turing", 0),
+    ],
+)
+def test_a_term_is_said_only_where_somebody_speaks(
+    tmp_path: Path, vocabulary: tuple[str, ...], speech: bool, expected: str, questions: int
+) -> None:
+    asked = []
+    say = scripted([T, *TOKENIZER.encode(" Ada Turing"), T + 250])
+    audio = sound(tmp_path / "spool", 5.0)
+    (events,) = run(
+        ToyModel(say),
+        [job(audio, language="en", vocabulary=vocabulary, silence_rule=True)],
+        hear=lambda doubt: asked.append(doubt) or speech,  # type: ignore[func-returns-value]
+    )
+    assert (text(events), len(asked)) == (expected, questions)
+
+
+def test_a_term_in_a_silence_that_is_known_is_not_said(tmp_path: Path) -> None:
+    say = scripted([T, *TOKENIZER.encode(" Ada"), T + 250])
+    asked = job(sound(tmp_path / "spool", 5.0), language="en", vocabulary=("Ada",), silence_rule=True, speech=())
+    assert text(run(ToyModel(say), [asked])[0]) == ""
