@@ -32,6 +32,11 @@ class Reply(msgspec.Struct):
         return json.loads(self.body)
 
     @property
+    def told(self) -> list[Told]:
+        """The events of a stream."""
+        return told(self.body)[0]
+
+    @property
     def error(self) -> tuple[int, str | None, str | None]:
         """Status, code and param of an error body; all four keys must be there."""
         error = self.json["error"]

@@ -73,6 +73,9 @@ async def events(house: House, request: Request) -> Response:
         last = f"the id of one of this session's events, the last of which is {session.last_event}"
         raise forms.wrong(LAST_EVENT, str(after), last)
     known = headers.known(session.spec.model)
+    if after == session.last_event and session.state in ("finished", "failed"):
+        # There is nothing left to tell, and a browser that is answered so does not come back for more.
+        return Response(status_code=204, headers=known)
     if request.method == "HEAD":
         return Response(headers=known, media_type="text/event-stream")
     times = {"keepalive_s": house.config.keepalive_s, "unread_s": house.config.unread_s}
