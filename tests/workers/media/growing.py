@@ -92,6 +92,12 @@ class Follower:
         """The worker is another one and remembers nothing."""
         self.kept = Kept()
 
+    def begin_anew(self) -> None:
+        """The service is another one: the PCM is gone, what was heard of it is known."""
+        self.restart()
+        self.pcm.write_bytes(b"")
+        self.samples = self.base = self.first = 0
+
     @property
     def heard(self) -> npt.NDArray[np.int16]:
         return np.fromfile(self.pcm, "<i2")

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from protocol.errors import InternalError, Kind
-from protocol.events import Decoded, Event, Failed, Progress, Ready, Speech
-from protocol.jobs import Decode, DetectSpeech, Pcm, Transcribe
+from protocol.events import Decoded, Event, Failed, Followed, Progress, Ready, Speech
+from protocol.jobs import Decode, DetectSpeech, Follow, Pcm, Raw, Run, Transcribe
 from protocol.settings import MediaSettings
 from tests import audio_inputs as make
 from tests.workers.media.process import in_a_process
@@ -43,6 +43,7 @@ def finish(engine: MediaEngine, steps: int = 1_000) -> None:
 
 def test_it_takes_two_files_at_once(engine: MediaEngine) -> None:
     assert engine.ready == Ready(capacity=2)
+    assert MediaEngine(MediaSettings(capacity=32), Silero()).ready == Ready(capacity=32)
     assert not engine.blocking
     assert not engine.busy
 
@@ -137,6 +138,32 @@ def test_audio_that_is_not_there_is_no_silence(engine: MediaEngine, tmp_path: Pa
         finish(engine)
         assert isinstance(events[-1], Failed)
         assert events[-1].kind is Kind.INTERNAL_ERROR
+
+
+def test_dictations_go_on_while_a_long_one_is_made_up_for(engine: MediaEngine, tmp_path: Path) -> None:
+    raw = Raw("s16le", 48_000, 2)
+    ended: list[str] = []
+    for name, seconds in (("long", 20), ("short", 0.1)):
+        data = bytes(int(48_000 * seconds) * raw.frame_bytes)
+        (tmp_path / name).write_bytes(data)
+        follow = Follow((Run(str(tmp_path / name), 0, len(data), raw),), str(tmp_path / f"{name}.pcm"), 0, 0, True)
+        engine.admit(follow, lambda event, name=name: ended.append(name) if isinstance(event, Followed) else None)
+    finish(engine)
+    assert ended == ["short", "long"]
+    assert (tmp_path / "long.pcm").stat().st_size == 2 * 16_000 * 20
+
+
+def test_a_dictation_whose_file_is_damaged_fails_alone(engine: MediaEngine, tmp_path: Path) -> None:
+    events: dict[str, list[Event]] = {"bad": [], "good": []}
+    for name, data in (("bad", b"no audio at all"), ("good", tone(1))):
+        (tmp_path / name).write_bytes(data)
+        follow = Follow((Run(str(tmp_path / name), 0, len(data), None),), str(tmp_path / f"{name}.pcm"), 0, 0, True)
+        engine.admit(follow, events[name].append)
+    finish(engine)
+    assert isinstance(events["bad"][-1], Failed)
+    assert events["bad"][-1].kind is Kind.UNDECODABLE_AUDIO
+    assert isinstance(events["good"][-1], Followed)
+    assert (events["good"][-1].samples, events["good"][-1].runs) == (16_000, 1)
 
 
 def test_a_job_for_another_engine_is_refused(engine: MediaEngine) -> None:
