@@ -15,7 +15,7 @@ def guess(*words: str, probability: float = 0.75) -> Guessed:
 
 
 def test_the_first_guess_is_shown_and_nothing_of_it_stays() -> None:
-    assert Partials().update(guess(" And", " so"), 1.0) == (" And so", "")
+    assert Partials(patience_s=4.0).update(guess(" And", " so"), 1.0) == (" And so", "")
 
 
 def test_a_word_stays_once_it_has_stood_the_longer_the_less_probable_it_is() -> None:
@@ -26,13 +26,13 @@ def test_a_word_stays_once_it_has_stood_the_longer_the_less_probable_it_is() -> 
 
 
 def test_a_certain_word_waits_for_the_next_guess_all_the_same() -> None:
-    partials = Partials()
+    partials = Partials(patience_s=4.0)
     assert partials.update(guess(" And", probability=1.0), 9.0)[1] == ""
     assert partials.update(guess(" And", probability=1.0), 9.3)[1] == " And"
 
 
 def test_a_word_waits_for_those_before_it() -> None:
-    partials = Partials()
+    partials = Partials(patience_s=4.0)
     both = guess(" And", " so")
     doubtful = msgspec.structs.replace(both.words[0], probability=0.25)
     both = msgspec.structs.replace(both, words=(doubtful, both.words[1]))
@@ -42,7 +42,7 @@ def test_a_word_waits_for_those_before_it() -> None:
 
 
 def test_a_change_begins_the_wait_again_for_all_that_follows() -> None:
-    partials = Partials()
+    partials = Partials(patience_s=4.0)
     partials.update(guess(" And", " so", " my"), 1.0)
     partials.update(guess(" And", " no", " my"), 1.5)
     assert partials.update(guess(" And", " no", " my"), 2.0)[1] == " And"
@@ -50,14 +50,14 @@ def test_a_change_begins_the_wait_again_for_all_that_follows() -> None:
 
 
 def test_a_comma_or_a_capital_is_a_change() -> None:
-    partials = Partials()
+    partials = Partials(patience_s=4.0)
     partials.update(guess(" And", " so"), 1.0)
     assert partials.update(guess(" And", " so,"), 2.0)[1] == " And"
     assert partials.update(guess(" and", " so,"), 9.0)[1] == " And"
 
 
 def test_stable_text_never_shrinks_and_the_text_begins_with_it() -> None:
-    partials = Partials()
+    partials = Partials(patience_s=4.0)
     partials.update(guess(" And", " so"), 1.0)
     partials.update(guess(" And", " so"), 2.0)
     assert partials.update(guess(" Ends"), 3.0) == (" And so", " And so")
@@ -65,7 +65,7 @@ def test_stable_text_never_shrinks_and_the_text_begins_with_it() -> None:
 
 
 def test_a_loop_changes_nothing() -> None:
-    partials = Partials()
+    partials = Partials(patience_s=4.0)
     partials.update(guess(" And", " so"), 1.0)
     loop = msgspec.structs.replace(guess(*[" no"] * 30), compression_ratio=5.0)
     assert partials.update(loop, 1.5) == (" And so", "")
@@ -74,7 +74,7 @@ def test_a_loop_changes_nothing() -> None:
 
 
 def test_the_next_guess_begins_with_the_stable_tokens_and_drafts_the_last_ones() -> None:
-    partials = Partials()
+    partials = Partials(patience_s=4.0)
     partials.update(guess(" And", " so", " my"), 1.0)
     partials.update(guess(" And", " so", " your"), 2.0)
     assert partials.said == guess(" And", " so").tokens
