@@ -8,9 +8,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar, assert_never
 
 from starlette.requests import Request
@@ -55,10 +56,14 @@ async def guessed(whisper: Worker, job: Guess) -> Guessed:
     return await _last(whisper, job, Guessed)
 
 
+Hear = Callable[[DetectSpeech], Awaitable[Speech]]
+
+
 async def transcribing(
-    whisper: Worker, media: Worker, job: Transcribe
+    whisper: Worker, media: Worker, job: Transcribe, hear: Hear | None = None
 ) -> AsyncGenerator[Progress | Segment | Ended, None]:
-    """What the worker says, to its end; `media` answers its doubts. Raises its refusals."""
+    """What the worker says, to its end; `media`, or `hear`, answers its doubts. Raises its refusals."""
+    hear = hear or partial(spoken, media)
     vad_ms = 0.0
     heard: Heard | None = None
     async with aclosing(whisper.run(job)) as events:
@@ -72,7 +77,7 @@ async def transcribing(
                 case Progress() | Segment():
                     yield event
                 case Doubt():
-                    heard, spent = await _settle(media, job.audio, event)
+                    heard, spent = await _settle(hear, job.audio, event)
                     vad_ms += spent
                 case Transcribed():
                     yield Ended(event, vad_ms)
@@ -83,12 +88,12 @@ async def transcribing(
                     assert_never(event)
 
 
-async def _settle(media: Worker, audio: Pcm, doubt: Doubt) -> tuple[Heard, float]:
+async def _settle(hear: Hear, audio: Pcm, doubt: Doubt) -> tuple[Heard, float]:
     """The answer to a doubt and the milliseconds it took. Nobody to ask: then there is speech, and no text is lost."""
     start = audio.start + math.floor(doubt.start * SAMPLE_RATE)
     stop = min(audio.start + math.ceil(doubt.end * SAMPLE_RATE), audio.stop)
     try:
-        found = await spoken(media, DetectSpeech(Pcm(audio.path, min(start, stop), stop)))
+        found = await hear(DetectSpeech(Pcm(audio.path, min(start, stop), stop)))
     except Failure as failure:
         log.warning("could not look for speech (%s): a doubtful window is kept", failure.message)
         return Heard(speech=True), 0.0

@@ -15,8 +15,8 @@ from typing import Any
 import msgspec
 
 from protocol.errors import InternalError
-from protocol.events import Progress, Segment, Transcribed, Word
-from protocol.jobs import Decoding, Pcm, Span, Transcribe
+from protocol.events import Progress, Segment, Speech, Transcribed, Word
+from protocol.jobs import Decoding, DetectSpeech, Pcm, Span, Transcribe
 from protocol.settings import SAMPLE_RATE
 from service import reply, transcripts
 from service.dictation.bell import Bell, Errand
@@ -130,8 +130,6 @@ class Writer:
             self._spec.task,
             conditioned(self._spec.decoding, self._story),
             urgent=True,
-            # The detector heard it: that is all the silence rule would ask.
-            speech=(Span(0, span.stop - span.start),),
             draft=self._draft(span.start),
         )
         written = await self._patience.insist(partial(self._ask, job), self._whisper)
@@ -167,10 +165,22 @@ class Writer:
 
     # Both.
 
+    async def _hear(self, job: Transcribe, asked: DetectSpeech) -> Speech:
+        """Settles a doubt, as often as it takes: an answer for want of a worker would make another text.
+
+        An utterance as a whole is speech, or it would be none; what Whisper makes of the padding after it may not be.
+        """
+        if self._spec.segmentation == "vad":
+            if asked.audio.start == job.audio.start:
+                return Speech((Span(0, asked.audio.stop - asked.audio.start),), 0.0)
+            asked = DetectSpeech(asked.audio, self._spec.vad_threshold, self._spec.vad_min_speech_ms)
+        return await self._patience.insist(partial(reply.spoken, self._live, asked), self._live)
+
     async def _ask(self, job: Transcribe) -> Written:
         began = time.perf_counter()
         segments: list[Segment] = []
-        async with aclosing(reply.transcribing(self._whisper, self._live, job)) as events:
+        hear = partial(self._hear, job)
+        async with aclosing(reply.transcribing(self._whisper, self._live, job, hear)) as events:
             async for event in events:
                 match event:
                     case Segment():

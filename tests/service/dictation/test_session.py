@@ -20,8 +20,8 @@ from protocol.errors import (
     WorkerCrashed,
     WorkerStarting,
 )
-from protocol.events import VocabularyReport
-from protocol.jobs import Decode, Decoding, Follow, Raw, Transcribe
+from protocol.events import Doubt, VocabularyReport
+from protocol.jobs import Decode, Decoding, DetectSpeech, Follow, Heard, Raw, Transcribe
 from service.dictation import turns
 from service.dictation.chunk import Chunk
 from service.dictation.store import Store, Stored
@@ -311,6 +311,26 @@ async def test_finish_says_when_no_worker_can_serve_and_the_session_goes_on_behi
         whisper.failure = None
         await made.until("transcript.text.done")
         assert (await made.session.finish()).text == text(1, 2, 3, 4, 5)
+
+
+async def test_doubts_about_an_utterance_s_padding_are_settled_however_often_the_detector_crashes(store: Store) -> None:
+    crashes = [WorkerCrashed("gone"), WorkerCrashed("gone")]
+    listening = ears()
+
+    def detect(job: DetectSpeech) -> Any:
+        return [crashes.pop()] if crashes else listening[DetectSpeech](job)  # type: ignore[operator]
+
+    def doubt(job: Transcribe) -> Any:
+        return [Doubt(0.0, 1.0), Doubt(job.audio.seconds - 0.1, job.audio.seconds), *pen()[Transcribe](job)]  # type: ignore[operator]
+
+    live = FakeWorker("live", {**listening, DetectSpeech: detect})
+    whisper = FakeWorker("whisper", {Transcribe: doubt})
+    async with dictation(store.create(spec(vad_threshold=0.3, vad_min_speech_ms=200)), live, whisper) as made:
+        await made.say(spoken(0.5, 1, 1.0))
+        await made.session.finish()
+    assert (whisper.heard, crashes) == ([Heard(speech=True), Heard(speech=False)], [])
+    asked = [job for job in live.jobs if isinstance(job, DetectSpeech)]
+    assert {(job.threshold, job.min_speech_ms) for job in asked} == {(0.3, 200)}
 
 
 async def test_a_closed_session_takes_and_gives_nothing(stored: Stored) -> None:
