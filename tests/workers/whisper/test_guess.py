@@ -159,6 +159,20 @@ def test_a_guess_goes_before_files_and_after_urgent_work(tmp_path: Path) -> None
     assert order[:3] == ["urgent", "guess", "file"]
 
 
+def test_a_file_goes_on_while_guesses_never_end(tmp_path: Path) -> None:
+    engine = WhisperEngine(ToyModel(), READY)
+    audio = sound(tmp_path / "guess", 5.0)
+    ended: list[Any] = []
+    engine.admit(job(sound(tmp_path / "file", 70.0), language="en", temperature=(0.0,)), ended.append)
+    steps = 0
+    while not any(isinstance(event, Transcribed) for event in ended):
+        while engine.stats().jobs < 5:
+            engine.admit(guess(audio, language="en"), lambda event: None)
+        engine.step()
+        steps += 1
+        assert steps < 500
+
+
 def test_a_cancelled_guess_frees_its_row_and_window_in_that_step(tmp_path: Path) -> None:
     engine = WhisperEngine(ToyModel(), READY)
     handle = engine.admit(guess(sound(tmp_path / "spool", 9.0, seed=1), language="en"), lambda event: None)
