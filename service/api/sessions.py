@@ -67,6 +67,8 @@ async def audio(house: House, request: Request) -> Response:
 
 
 async def events(house: House, request: Request) -> Response:
+    # There is nothing in it; but from here on only the stream itself listens for the client's leaving.
+    await upload.read_bytes(request, house.config.max_json_bytes, house.config.upload_idle_s)
     session = house.sessions.session(_id(request))
     after = _number(request, LAST_EVENT)
     if after is not None and after > session.last_event:

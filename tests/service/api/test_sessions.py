@@ -335,6 +335,18 @@ async def test_who_was_told_everything_of_a_session_that_is_over_is_not_to_come_
     assert (reply.status, reply.body) == (204, b"")
 
 
+async def test_a_stream_begins_when_its_request_has_been_read(service: Dictating) -> None:
+    """Else two would listen for the client: the stream, and what reads the rest of the request at its end."""
+    id = await service.create()
+    await service.finish(id)
+    async with opened(service.app, "GET", f"{URL}/{id}/events") as exchange:
+        for _ in range(50):
+            await asyncio.sleep(0)
+        assert exchange.sent == []
+        exchange.send(b"", more=False)
+    assert exchange.reply().told[-1].name == "session.closed"
+
+
 async def test_all_readers_are_told_the_same(service: Dictating) -> None:
     id = await service.create()
     async with service.reading(id) as early, service.reading(id) as other:
