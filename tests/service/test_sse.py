@@ -17,8 +17,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from service.sse import EventStream
-from tests.asgi import told
+from service.sse import EventStream, Numbered
+from tests.asgi import asked, told
 
 pytestmark = [pytest.mark.port, pytest.mark.anyio]
 
@@ -99,6 +99,20 @@ async def test_an_old_client_s_connection_ends_after_the_last_event() -> None:
     assert b"chunked" not in head.lower()
     assert [event.name for event in told(body)[0]] == ["first", "more", "more", "more"]
     assert route.released
+
+
+async def test_events_of_a_stream_that_can_be_resumed_have_ids_and_need_no_first_one() -> None:
+    async def rest() -> AsyncGenerator[Numbered, None]:
+        yield Numbered(1, {"type": "kept"})
+        yield Numbered(None, {"type": "passing"})
+        yield Numbered(2, {"type": "kept"})
+
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        await EventStream(None, rest(), ExitStack(), {}, keepalive_s=60, unread_s=60)(scope, receive, send)
+
+    reply = await asked(answer, "GET", "/")
+    assert [(event.name, event.id) for event in reply.told] == [("kept", "1"), ("passing", None), ("kept", "2")]
+    assert reply.body.startswith(b"id: 1\n")
 
 
 async def test_a_kept_connection_s_body_ends_after_the_last_event() -> None:
