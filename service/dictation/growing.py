@@ -73,7 +73,7 @@ class GrowingFile:
 
 
 FRAME = Struct("<II")
-"""Before each record of a log: the length of its body and the body's CRC-32."""
+"""Before each record of a log: the length of its body, and the CRC-32 of the length and the body."""
 
 
 class Log:
@@ -90,7 +90,7 @@ class Log:
         while at + FRAME.size <= len(data):
             length, checksum = FRAME.unpack_from(data, at)
             body = data[at + FRAME.size : at + FRAME.size + length]
-            if len(body) < length or zlib.crc32(body) != checksum:
+            if len(body) < length or _checksum(body) != checksum:
                 break
             self.records.append(body)
             at += FRAME.size + length
@@ -104,7 +104,7 @@ class Log:
 
     async def append(self, body: bytes, *, safe: bool) -> None:
         """As GrowingFile.append. A caller that is cancelled is so when it is known whether the record is there."""
-        record = FRAME.pack(len(body), zlib.crc32(body)) + body
+        record = FRAME.pack(len(body), _checksum(body)) + body
         async with self._turn:
             if safe:
                 await settled(lambda: self._file.append(record, safe=True))
@@ -113,6 +113,11 @@ class Log:
 
     def close(self) -> None:
         self._file.close()
+
+
+def _checksum(body: bytes) -> int:
+    # With the length, so that the zeros of a page that never came to the disk are no record.
+    return zlib.crc32(body, zlib.crc32(len(body).to_bytes(4, "little")))
 
 
 async def settled(work: Callable[[], T], then: Callable[[T], None] | None = None) -> T:
