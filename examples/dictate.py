@@ -87,6 +87,8 @@ class Dictation:
                         yield number, event
                         if event["type"] in ("session.closed", "error"):
                             return
+                    else:
+                        return  # Ended and not broken off: nothing comes after `last_id`.
             except httpx.TransportError:
                 pass
             if time.monotonic() > deadline:
