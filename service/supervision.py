@@ -25,6 +25,9 @@ from service.process import Process, spawned
 from service.ticket import Ticket, failure_of
 from service.timing import Timing
 
+RESERVED = 8
+"""The part of a process's room that is kept for urgent jobs: one in so many, none of a small one."""
+
 State = Literal["idle", "starting", "ready", "waiting", "broken", "stopped"]
 
 
@@ -88,12 +91,12 @@ class Place:
     def running(self) -> int:
         return len(self._held)
 
-    @property
-    def room(self) -> int:
-        """How many more jobs the process takes now."""
+    def room(self, ticket: Ticket) -> int:
+        """How many more jobs like this one the process takes now. Some of its room is for urgent ones alone."""
         if self.state != "ready" or self.ready is None or self._patience.expired():
             return 0
-        return self.ready.capacity - len(self._held)
+        reserved = 0 if ticket.urgent else self.ready.capacity // RESERVED
+        return self.ready.capacity - reserved - len(self._held)
 
     def wake(self) -> None:
         """There is a job for it: an idle place starts a process."""

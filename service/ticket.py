@@ -7,7 +7,7 @@ from collections import deque
 
 from protocol.errors import BY_KIND, Failure, RequestTimeout
 from protocol.events import Doubt, Event, Failed, Progress
-from protocol.jobs import Job
+from protocol.jobs import DetectSpeech, Follow, Job, Transcribe
 
 
 class Ticket:
@@ -31,6 +31,11 @@ class Ticket:
         self._failure: Failure | None = None
         self._news = asyncio.Event()
         self._left = False
+
+    @property
+    def urgent(self) -> bool:
+        """Somebody speaks and waits, or a job that runs does."""
+        return isinstance(self.job, DetectSpeech | Follow) or (isinstance(self.job, Transcribe) and self.job.urgent)
 
     def put(self, event: Event) -> bool:
         """False: too much waits already, and its reader has been told so."""

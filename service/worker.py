@@ -13,7 +13,7 @@ import msgspec
 
 from protocol.errors import Failure, PayloadTooLarge, QueueFull, ShuttingDown, WorkerStarting
 from protocol.events import TERMINAL, Doubt, Event, Failed, Loading, Ready
-from protocol.jobs import DetectSpeech, Heard, Job
+from protocol.jobs import Heard, Job
 from protocol.settings import Settings
 from protocol.wire import FrameError
 from service.process import rss_bytes
@@ -206,7 +206,8 @@ class Pool:
         ticket = Ticket(next(self._numbers), job, self._stall(job), self._backlog)
         self._waiting.append(ticket)
         self._dispatch()
-        if len(self._waiting) > self._queue_limit:
+        # Each kind has a queue of its own: neither files nor dictations can keep the others out.
+        if sum(each.urgent == ticket.urgent for each in self._waiting) > self._queue_limit:
             self._waiting.remove(ticket)
             raise QueueFull(f"{self._queue_limit} requests are waiting for this model already; try again later")
         self._expect_start(ticket, asyncio.get_running_loop().time())
@@ -235,24 +236,23 @@ class Pool:
         self._dispatch()
 
     def _dispatch(self) -> None:
-        """Hand waiting jobs, oldest first, to the least busy process that has room."""
+        """Hand waiting jobs, urgent ones and then the oldest first, to the least busy process that has room."""
         while self._waiting:
-            place = min(self._places, key=lambda place: (place.room <= 0, place.running))
-            if place.room <= 0:
+            ticket = self._next()
+            place = min(self._places, key=lambda place: (place.room(ticket) <= 0, place.running))
+            if place.room(ticket) <= 0:
                 if asleep := next((place for place in self._places if place.state == "idle"), None):
                     asleep.wake()
                 return
-            ticket = self._next()
+            self._waiting.remove(ticket)
             try:
                 place.give(ticket)
             except FrameError as error:
                 ticket.fail(PayloadTooLarge(f"the request is too large for the worker: {error}"))
 
     def _next(self) -> Ticket:
-        """The job whose turn it is: first what a job that runs elsewhere waits for."""
-        ticket = next((each for each in self._waiting if isinstance(each.job, DetectSpeech)), self._waiting[0])
-        self._waiting.remove(ticket)
-        return ticket
+        """The job whose turn it is: first what someone waits for while speaking, or what a running job waits for."""
+        return next((each for each in self._waiting if each.urgent), self._waiting[0])
 
     def _expect_start(self, ticket: Ticket, entered: float) -> None:
         """Fail `ticket` with WorkerStarting once it has waited while no process was ready for `start_wait`."""

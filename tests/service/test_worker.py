@@ -27,7 +27,7 @@ from protocol.errors import (
     WorkerStarting,
 )
 from protocol.events import Decoded, Doubt, Event, Loading, Progress, Ready, Segment
-from protocol.jobs import Decode, DetectSpeech, Heard, Job, Pcm
+from protocol.jobs import Decode, DetectSpeech, Follow, Heard, Job, Pcm, Transcribe
 from protocol.settings import MediaSettings
 from service.timing import Timing
 from service.worker import Pool, ProcessStats
@@ -277,6 +277,23 @@ async def test_a_crash_during_a_doubt_ends_its_job_alone(tmp_path: Path) -> None
         with pytest.raises(WorkerCrashed):
             await events.asend(Heard(speech=True))
         assert await samples(worker, "count:1") == 1
+
+
+@pytest.mark.parametrize(
+    "job", [Transcribe(Pcm("", 0, 1), urgent=True), Follow((), "", 0, 0), DetectSpeech(Pcm("", 0, 1))]
+)
+async def test_there_is_always_room_for_who_waits_while_speaking(job: Job) -> None:
+    async with pool("capacity=8", queue_limit=1) as worker:
+        assert await samples(worker, "count:1") == 1
+        files = [asyncio.create_task(run(worker, "hold")) for _ in range(8)]
+        await until_waiting(worker, 1)
+        # The counter knows no such job: that it says so shows that it got it.
+        with pytest.raises(InternalError):
+            await drained(worker, job)
+        assert isinstance(await failure(worker, "hold"), QueueFull)
+        for task in files:
+            task.cancel()
+        await asyncio.wait(files)
 
 
 async def test_what_a_running_job_waits_for_goes_before_what_came_first(tmp_path: Path) -> None:
