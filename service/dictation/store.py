@@ -57,16 +57,20 @@ class Stored:
         self._held = held
         self.removed = False
         self._closed = False
-        self._journal = Journal(folder)
-        self._story = Log(folder / "story", STORY_MARK)
-        # A new file: a worker of a service that died may still write to the old one.
-        self.pcm.unlink(missing_ok=True)
-        with disk_full():
-            private(self.pcm, _MAKE).close()
-        known = self._journal.files()
-        for path in (*folder.glob("*.file"), *folder.glob("received-*")):
-            if path not in known:
-                path.unlink()
+        with ExitStack() as opened:
+            self._journal = Journal(folder)
+            opened.callback(self._journal.close)
+            self._story = Log(folder / "story", STORY_MARK)
+            opened.callback(self._story.close)
+            # A new file: a worker of a service that died may still write to the old one.
+            self.pcm.unlink(missing_ok=True)
+            with disk_full():
+                private(self.pcm, _MAKE).close()
+            known = self._journal.files()
+            for path in (*folder.glob("*.file"), *folder.glob("received-*")):
+                if path not in known:
+                    path.unlink()
+            opened.pop_all()
 
     @property
     def pcm(self) -> Path:
@@ -124,6 +128,7 @@ class Stored:
         path, target = self.folder / name, self.folder / f"{name}.pcm"
         try:
             with self._while_it_lives():
+                self._room(len(chunk.data) if chunk.path is None else chunk.path.stat().st_size)
                 yield Received(path, target, await settled(lambda: _receive(chunk, path, target)))
         finally:
             path.unlink(missing_ok=True)
