@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +40,10 @@ def words_of(body: dict[str, Any]) -> list[dict[str, Any]]:
     return words
 
 
+def times(body: dict[str, Any], of: str) -> list[float]:
+    return [word["start"] for word in words_of(body) if of in word["word"]]
+
+
 @pytest.fixture(scope="module")
 def hiss() -> bytes:
     """20 s in which nobody speaks."""
@@ -67,30 +70,26 @@ def test_where_nobody_speaks_whisper_does_not_run(
         assert answer.json()["text"] == ""
 
 
-@pytest.fixture(scope="module")
-def gaps() -> tuple[Samples, list[float], float]:
-    """A sentence three times with 20 and 45 s of silence between; where they start, and how long one is."""
-    length = len(speak(FOX)[0]) / SAMPLE_RATE
-    return timeline(FOX, 20.0, FOX, 45.0, FOX), [0.0, length + 20, 2 * length + 65], length
-
-
-@pytest.mark.parametrize("fields", [{"vad": "true"}, {"chunking_strategy": "auto"}, {"vad": "true", "faithful": "1"}])
-def test_times_are_those_of_the_recording_and_no_word_is_in_a_gap(
-    tiny: Server, gaps: tuple[Samples, list[float], float], fields: dict[str, str]
-) -> None:
-    samples, starts, length = gaps
+@pytest.mark.parametrize(
+    "fields",
+    [{"vad": "true"}, {"chunking_strategy": "auto"}, {"vad": "true", "faithful": "true", "temperature[]": "0"}],
+    ids=str,
+)
+def test_times_are_those_of_the_recording_and_no_word_is_in_a_gap(tiny: Server, fields: dict[str, str]) -> None:
+    fox_s, door_s = (len(speak(sentence)[0]) / SAMPLE_RATE for sentence in (FOX, DOOR))
+    starts = [0.0, fox_s + 20, fox_s + 20 + door_s + 45]
     asked = {"response_format": "verbose_json", "timestamp_granularities[]": "word"}
-    body = post(tiny, wav(samples), **asked, **fields).json()
-    heard = words_of(body)
-    foxes = [word["start"] for word in heard if "fox" in word["word"]]
-    alone = words_of(post(tiny, wav(speak(FOX)[0]), **asked).json())
-    (fox,) = (word["start"] for word in alone if "fox" in word["word"])
-    assert foxes == pytest.approx([start + fox for start in starts], abs=0.3)
-    for start, following in pairwise(starts):
-        assert not [word for word in heard if start + length + 0.3 < word["end"] < following - 0.1]
-    times = [time for word in heard for time in (word["start"], word["end"])]
-    assert times == sorted(times)
-    assert 0 <= times[0] <= times[-1] <= body["duration"]
+    body = post(tiny, wav(timeline(FOX, 20.0, DOOR, 45.0, FOX)), **asked, **fields).json()
+    (fox,) = times(post(tiny, wav(speak(FOX)[0]), **asked).json(), "fox")
+    (window,) = times(post(tiny, wav(speak(DOOR)[0]), **asked).json(), "window")
+    assert times(body, "fox") == pytest.approx([fox, starts[2] + fox], abs=0.3)
+    assert times(body, "window") == pytest.approx([starts[1] + window], abs=0.3)
+    heard = [(word["start"], word["end"]) for word in words_of(body)]
+    for gap in ((fox_s + 0.4, starts[1] - 0.4), (starts[1] + door_s + 0.4, starts[2] - 0.4)):
+        assert not [word for word in heard if word[0] < gap[1] and word[1] > gap[0]]
+    edges = [edge for word in heard for edge in word]
+    assert edges == sorted(edges)
+    assert 0 <= edges[0] <= edges[-1] <= body["duration"]
     spans = body["starling"]["vad"]["spans"]
     assert [start for start, _ in spans] == pytest.approx(starts, abs=0.5)
     assert body["starling"]["vad"]["speech_seconds"] == pytest.approx(sum(end - start for start, end in spans))
@@ -115,8 +114,8 @@ def test_pieces_hold_the_whole_text_and_its_stream_the_same(tiny: Server) -> Non
     assert all(end - start <= 30 for start, end in spans)
     assert collected["text"].lower().count("fox") == 6
     assert collected["text"].lower().count("window") == 6
-    times = [time for segment in collected["segments"] for time in (segment["start"], segment["end"])]
-    assert times == sorted(times)
+    edges = [edge for segment in collected["segments"] for edge in (segment["start"], segment["end"])]
+    assert edges == sorted(edges)
     events, _ = told(post(tiny, wav(samples), chunking_strategy="auto", stream="true").content)
     deltas = [event.data["delta"] for event in events if event.name == "transcript.text.delta"]
     assert "".join(deltas) == events[-1].data["text"] == collected["text"]
