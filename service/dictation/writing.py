@@ -5,6 +5,7 @@ Knows the speech worker's Transcribe and what a commit holds; knows neither the 
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable
 from contextlib import aclosing
@@ -140,18 +141,21 @@ class Writer:
 
     async def _windows(self, bell: Bell) -> None:
         """A job for each window, over the audio up to the window's end: done again it hears the same."""
-        further = 0
+        decoding, further = self._spec.decoding, 0
+        # The rule about silence looks beyond the window by as much as it forbids.
+        silence = decoding.hallucination_silence_threshold if decoding.words else None
+        ahead = MARGIN + math.ceil((silence or 0.0) * SAMPLE_RATE)
         while not (self._story.heard and self._story.heard[-1].last):
             reached = self._story.reached
             seek = reached.seek if reached else 0
-            stop = seek * HOP + WINDOW + MARGIN + further
+            stop = seek * HOP + WINDOW + ahead + further
             await bell.until(partial(self._has, stop))
             whole = self._listener.samples < stop
             stop = min(stop, self._listener.samples)
             if whole and stop <= seek * HOP:
                 return
             audio = Pcm(self._pcm, 0, stop)
-            job = Transcribe(audio, self._spec.task, self._spec.decoding, urgent=True, reached=reached, whole=whole)
+            job = Transcribe(audio, self._spec.task, decoding, urgent=True, reached=reached, whole=whole)
             written = await self._errand.run(self._patience.insist(partial(self._ask, job), self._whisper))
             assert written is not None, "nobody calls a window off"
             if not whole and (written.end.reached is None or written.end.reached.seek <= seek):
