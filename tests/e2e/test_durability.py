@@ -30,9 +30,9 @@ PATH = "/v1/audio/sessions"
 SEED = 4
 ROUNDS = 17
 """Each kills the live media worker, the Whisper worker and the server once: 51 kills."""
-FED_S = 6.0
+FED_S = 15.0
 """What feeding one dictation takes when nothing is killed."""
-LATEST_S = {"live": 0.4, "whisper": 1.4, "server": 0.6}
+LATEST_S = {"live": 0.4, "whisper": 0.9, "server": 0.6}
 """The longest time between the moment when a process can be killed and its death. Whisper needs most to get on."""
 
 GARDEN = "The children are playing in the garden."
@@ -116,8 +116,14 @@ class Killer:
 
     def run(self) -> None:
         for _ in range(ROUNDS):
+            self._wait_for_progress()
             for name in self._chance.sample(list(LATEST_S), 3):
                 self._kill(name)
+
+    def _wait_for_progress(self) -> None:
+        """On a slow machine nothing would ever be finished otherwise."""
+        before = sessions(self._server)
+        until(lambda: sessions(self._server) != before, "a dictation got on")
 
     def _kill(self, name: str) -> None:
         if name != "server":
@@ -154,10 +160,6 @@ def until(happened: Callable[[], object], what: str, seconds: float = 30.0) -> N
 def server(model_data_dir: Path) -> Iterator[Server]:
     with serving(model_data_dir, "--whisper-model", "whisper-tiny.en", port=unused_port()) as started:
         yield started
-        import shutil
-
-        shutil.copy(started.log_path, "/tmp/h6/log")
-        shutil.copytree(started.data_dir / "sessions", "/tmp/h6/sessions", dirs_exist_ok=True)
 
 
 @pytest.fixture(scope="module")
@@ -165,7 +167,7 @@ def speakers() -> tuple[Speaker, ...]:
     return (
         Speaker("utterances", timeline(0.3, GARDEN, 0.8, STATION, 0.8, DOOR), {}),
         Speaker("partials", timeline(0.3, BICYCLE, 0.8, DOOR, 0.8, GARDEN, 0.5), {"partials": True}),
-        Speaker("windows", timeline(*(STATION, GARDEN, BICYCLE, DOOR) * 3), {"segmentation": "window"}),
+        Speaker("windows", timeline(*(STATION, 3.0, GARDEN, 3.0, DOOR, 3.0) * 2), {"segmentation": "window"}),
     )
 
 
@@ -180,7 +182,7 @@ def test_what_is_to_survive_is_worth_it(undisturbed: dict[str, Outcome]) -> None
     for name, words in {
         "utterances": ["garden", "station", "door"],
         "partials": ["bicycle", "door", "garden"],
-        "windows": ["station", "garden", "bicycle", "door"] * 3,
+        "windows": ["station", "garden", "door"] * 2,
     }.items():
         text, place = undisturbed[name].text, 0
         for word in words:
