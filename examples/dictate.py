@@ -1,7 +1,7 @@
 """Dictate to a running Starling: a file at the speed it was spoken, or the microphone.
 
     python examples/dictate.py talk.wav
-    python examples/dictate.py --microphone --partials     # needs: pip install sounddevice
+    python examples/dictate.py --microphone --partials     # pip install --require-hashes -r locks/microphone.txt
 
 What is heard appears on stderr while it is spoken, the whole text on stdout at the end; Ctrl-C ends the dictation.
 Needs httpx, and soundfile for files. `Dictation` is all that an application of its own needs.
@@ -180,7 +180,7 @@ def from_microphone(stopped: threading.Event, owned: ExitStack) -> tuple[str, It
     try:
         import sounddevice
     except (ImportError, OSError) as error:  # OSError: the package is there, but PortAudio is not
-        raise Refused(f"--microphone needs `pip install sounddevice` and PortAudio ({error})") from error
+        raise Refused(f"--microphone needs the package sounddevice (locks/microphone.txt) and PortAudio ({error})") from error
 
     heard: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     stream = sounddevice.RawInputStream(

@@ -1,6 +1,7 @@
 """`make lock`: writes locks/*.txt from pyproject.toml. Knows uv; installs nothing into .venv.
 
-base.txt holds what every backend needs, cpu.txt, cuda12.txt and cuda13.txt what each adds, bench.txt the peers.
+base.txt holds what every backend needs, cpu.txt, cuda12.txt and cuda13.txt what each adds, bench.txt the peers,
+microphone.txt the example's.
 """
 
 from __future__ import annotations
@@ -80,8 +81,9 @@ def main() -> None:
             if missing := set(base) - set(both):
                 sys.exit(f"{backend} needs other versions than the other backends: {sorted(missing)}")
             write(backend, f"What BACKEND={backend} adds to base.txt.", [entry for entry in both if entry not in base])
-        peers = compile_lock(uv, ["bench"], seed, folder)
-        write("bench", "What `make bench` adds to base.txt.", [entry for entry in peers if entry not in base])
+        for extra, use in (("bench", "`make bench`"), ("microphone", "`examples/dictate.py --microphone`")):
+            more = compile_lock(uv, [extra], seed, folder)
+            write(extra, f"What {use} adds to base.txt.", [entry for entry in more if entry not in base])
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""What is being said right now: guesses at the open utterance, as long as nobody waits for anything better.
+"""What is being said right now: guesses at the open utterance, as long as nobody waits for anything better. They are
+shown where partial texts are wanted, and a draft of the utterance everywhere.
 
 Knows the speech worker's Guess; what of a guess is stable is partials.py's.
 """
@@ -25,6 +26,9 @@ SHORTEST = SAMPLE_RATE // 2
 """Samples of an utterance that are worth a guess: with less of it Whisper invents."""
 GROWTH = SAMPLE_RATE * 3 // 10
 """Samples that must have come since the last guess. A slow machine's guesses take longer than that, and are rarer."""
+UNSEEN_GROWTH = 2 * SAMPLE_RATE
+"""The same where nobody wants partial texts: the guess is then but a draft, which lets the utterance's own
+transcription check a run of tokens in one pass instead of saying them one by one."""
 LONGEST = 30 * SAMPLE_RATE
 
 log = logging.getLogger("starling.dictation")
@@ -68,7 +72,8 @@ class Guesser:
         start, samples = self._listener.open, self._listener.samples
         if start is None or not writer.idle:
             return False
-        return samples - start >= SHORTEST and (start != self._start or samples - self._guessed >= GROWTH)
+        shortest, growth = (SHORTEST, GROWTH) if self._spec.partials else (UNSEEN_GROWTH, UNSEEN_GROWTH)
+        return samples - start >= shortest if start != self._start else samples - self._guessed >= growth
 
     async def _guess(self) -> None:
         start, stop = self._listener.open, self._listener.samples
@@ -94,6 +99,8 @@ class Guesser:
 
     def _show(self, guessed: Guessed, stop: int) -> None:
         text, stable = self._partials.update(guessed, (stop - self._start) / SAMPLE_RATE)
+        if not self._spec.partials:
+            return
         if not self._story.text:
             text, stable = text.lstrip(), stable.lstrip()
         if text:

@@ -140,7 +140,7 @@ class Session:
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._listener.run(self._bell))
-                guessing = group.create_task(self._guess())
+                guessing = group.create_task(self._guesser.run(self._bell, self._writer))
                 await self._writer.run(self._bell)
                 guessing.cancel()
             await self._bell.until(lambda: self.state == "finishing")
@@ -152,10 +152,6 @@ class Session:
             log.exception("a dictation failed")
             await self._fail(InternalError("the server met an error of its own; its log has the details"))
         self._bell.ring()
-
-    async def _guess(self) -> None:
-        if self.spec.partials:
-            await self._guesser.run(self._bell, self._writer)
 
     async def _fail(self, failure: Failure) -> None:
         if self._story.failure is not None:
