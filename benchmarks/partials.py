@@ -31,7 +31,7 @@ from protocol.settings import SAMPLE_RATE, WhisperSettings
 from service.config import Config
 from service.dictation.partials import Partials
 from service.dictation.segmentation import WINDOW, Segmenter, Utterance
-from service.dictation.story import SURE, TAIL
+from service.dictation.story import DISTRUSTED, SURE, TAIL
 from workers.media.speech import Memory, Silero
 from workers.whisper.engine import WhisperEngine, build
 
@@ -115,6 +115,8 @@ class Spoken:
     audio: Pcm
     decoding: Decoding
     text: str
+    trusted: bool
+    """Whether the text may condition what follows."""
     ends: list[tuple[int, float]]
     guesses: dict[tuple[int, tuple[int, ...], bool], tuple[Guessed, float]] = field(default_factory=dict)
     """By the samples heard, what had to be said and whether its places were wanted: the answer, and the seconds it
@@ -207,7 +209,7 @@ def utterances(asking: Asking, silero: Silero, clip: Path, spool: Path) -> Itera
             sure = (end.language_probability or 0.0) >= SURE
             decoding = msgspec.structs.replace(
                 decoding,
-                prompt=((decoding.prompt or "") + spoken.text)[-TAIL:],
+                prompt=((decoding.prompt or "") + spoken.text)[-TAIL:] if spoken.trusted else None,
                 language=end.language if sure else decoding.language,
             )
 
@@ -218,14 +220,16 @@ def transcribed(asking: Asking, audio: Pcm, decoding: Decoding) -> tuple[Spoken,
     events, _ = asking.ask(Transcribe(audio, decoding=decoding, urgent=True, speech=speech))
     (*_, end) = events
     assert isinstance(end, Transcribed)
-    text = "".join(event.text for event in events if isinstance(event, Segment))
+    segments = [event for event in events if isinstance(event, Segment)]
+    text = "".join(segment.text for segment in segments)
+    trusted = all(segment.temperature <= DISTRUSTED for segment in segments[-1:])
     timed = msgspec.structs.replace(decoding, words=True)
     events, _ = asking.ask(Transcribe(audio, decoding=timed, urgent=True, speech=speech))
     ends, length = [], 0
     for word in (word for event in events if isinstance(event, Segment) for word in event.words or ()):
         length += len(word.word)
         ends.append((length, word.end))
-    return Spoken(audio, decoding, text, ends), end
+    return Spoken(audio, decoding, text, trusted, ends), end
 
 
 def follow(asking: Asking, spoken: Spoken, policy: Policy, step: int, score: Score) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from protocol.events import Guessed, GuessedWord
 from protocol.jobs import Guess
-from workers.whisper.decoding.attempt import Limits, Proposal, Result, Strategy
+from workers.whisper.decoding.attempt import Proposal, Result, Strategy
 from workers.whisper.decoding.fallback import Kit, attempt
 from workers.whisper.hearing import Hearing, Spent, Tongue
 from workers.whisper.mel import N_FRAMES, LogMel
@@ -25,13 +25,8 @@ if TYPE_CHECKING:
     from workers.whisper.model import Encoded
 
 
-FASTEST = 20
-"""Tokens a second that speech may take, and as many to begin with. Guesses at a word or two are often invented, and
-nobody comes again with another temperature: 224 tokens took 3 s."""
-
-
 class Guessing:
-    """One job's. `guessed` is there when `run` is over."""
+    """One job's."""
 
     def __init__(
         self, kit: Kit, job: Guess, recording: Recording, fitted: Fitted, tongue: Tongue, spent: Spent
@@ -42,13 +37,13 @@ class Guessing:
         self._hearing = Hearing(kit, job.task, job.decoding, self._mel, tongue, spent)
         room = kit.prompt_budget - len(fitted.terms)
         self._before = (*fitted.terms, *(fitted.prompt[-room:] if room > 0 else ()))
-        self.guessed = Guessed((), (), 0.0, 0.0, 0.0, tongue.code)
+        self._tongue = tongue
 
-    def run(self) -> Steps[None]:
+    def run(self) -> Steps[Guessed]:
         yield from self._hearing.scan()
         window = Window(0, min(N_FRAMES, self._mel.frames))
         if not window.size:
-            return
+            return Guessed((), (), 0.0, 0.0, 0.0, self._tongue.code)
         encoded = yield from self._hearing.encode(window)
         decoding = self._job.decoding
         result = yield from attempt(
@@ -59,11 +54,11 @@ class Guessing:
             Strategy(decoding.temperature[0]),
             (decoding.seed, 0, 0),
             self._proposal(),
-            limits=self._limits(window),
+            limits=self._hearing.limits(window),
             loops=False,
         )
         words = yield from self._words(encoded, result, window)
-        self.guessed = Guessed(
+        return Guessed(
             words=words,
             tokens=result.tokens,
             avg_logprob=result.avg_logprob,
@@ -71,11 +66,6 @@ class Guessing:
             compression_ratio=result.compression_ratio,
             language=self._hearing.language,
         )
-
-    def _limits(self, window: Window) -> Limits:
-        limits = self._kit.limits
-        spoken = len(self._job.said) + round(FASTEST * (1 + window.seconds))
-        return Limits(min(limits.sampled, spoken), limits.context)
 
     def _proposal(self) -> Proposal:
         """What was said is forced: as the draft has it, timestamps and all, or behind a first timestamp."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from protocol.jobs import Decoding, Task
+from workers.whisper.decoding.attempt import Limits
 from workers.whisper.decoding.fallback import Kit, Prompt
 from workers.whisper.mel import N_FRAMES, LogMel
 from workers.whisper.needs import Encode, Floats, Pause, Prefill, Steps
@@ -28,6 +29,8 @@ SCAN_FRAMES = 60_000
 """Ten minutes of mel in one turn: about 0.1 s."""
 AUTO_MARGIN = 150
 """Encoder frames, 3 s, that `auto` grants beyond the audio: fewer than 2 s made loops (cpu-speed.md, section 3)."""
+FASTEST = 20
+"""Tokens a second that speech may take, and as many to begin with."""
 LIKELY = 0.5
 """The probability of a language that is not looked at twice."""
 
@@ -89,6 +92,14 @@ class Hearing:
     def is_guarded(self, encoded: Encoded) -> bool:
         """Whether `auto` chose a context that may make loops."""
         return encoded.context < self._kit.dims.n_audio_ctx and self._decoding.audio_ctx == "auto"
+
+    def limits(self, window: Window) -> Limits:
+        """What can be said in a window: for `auto`, no more than anybody could say in so short a one. Loops and
+        inventions would take 224 tokens at every temperature, half a minute for a word."""
+        limits = self._kit.limits
+        if self._decoding.audio_ctx != "auto":
+            return limits
+        return Limits(min(limits.sampled, round(FASTEST * (1 + window.seconds))), limits.context)
 
     def _context(self, window: Window) -> int:
         """Encoder frames for a window; `auto` is for windows that are not full."""

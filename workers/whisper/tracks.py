@@ -36,8 +36,10 @@ class Rank(IntEnum):
 class Track:
     """One transcript or guess under way. `need` is what it waits for; None when it is over."""
 
-    def __init__(self, job: Running, steps: Steps[None]) -> None:
+    def __init__(self, job: Running, steps: Steps[Any]) -> None:
         self.job = job
+        self.result: Any = None
+        """What the steps came to, once it is over."""
         self.need: Need | None = Pause()
         self.holds_window = False
         """Whether an encoded window is in memory for it."""
@@ -52,8 +54,8 @@ class Track:
         self.holds_window = self.holds_window or isinstance(self.need, Encode)
         try:
             self.need = self._steps.send(answer)
-        except StopIteration:
-            self.need = None
+        except StopIteration as end:
+            self.need, self.result = None, end.value
         if self.need is None or isinstance(self.need, Encode):
             self.holds_window = False
         if isinstance(self.need, Ask):
@@ -114,11 +116,11 @@ class RunningGuess(Running):
     def __init__(self, kit: Kit, job: Guess, emit: Emit) -> None:
         super().__init__(kit, job, emit, Rank.GUESS)
         recording = Recording(Spool(job.audio.path), job.audio.start, job.audio.stop)
-        self._guessing = Guessing(kit, job, recording, self._fitted, self._tongue, self.spent)
-        self.tracks = [Track(self, self._guessing.run())]
+        self.tracks = [Track(self, Guessing(kit, job, recording, self._fitted, self._tongue, self.spent).run())]
 
     def finish(self) -> None:
-        self._emit(self._guessing.guessed)
+        (track,) = self.tracks
+        self._emit(track.result)
 
 
 class RunningTranscripts(Running):
@@ -139,11 +141,11 @@ class RunningTranscripts(Running):
         self._waiting: list[list[Segment]] = [[] for _ in recordings]
         """Segments of each track that follows one still under way."""
         self._head = 0
-        self._transcripts = [
+        transcripts = [
             Transcript(kit, job, recording, self._fitted, self._tongue, self.spent, self._outlet(i), i)
             for i, recording in enumerate(recordings)
         ]
-        self.tracks = [Track(self, transcript.run()) for transcript in self._transcripts]
+        self.tracks = [Track(self, transcript.run()) for transcript in transcripts]
 
     def _outlet(self, track: int) -> Outlet:
         return Outlet(partial(self._say, track), partial(self._progress, track))
@@ -197,8 +199,9 @@ class RunningTranscripts(Running):
     def _reached(self) -> Reached | None:
         if self._job.independent:
             return None
-        (transcript,) = self._transcripts
-        return msgspec.structs.replace(transcript.reached, end=self._timeline.reached)
+        (track,) = self.tracks
+        assert isinstance(track.result, Reached)
+        return msgspec.structs.replace(track.result, end=self._timeline.reached)
 
 
 def running(kit: Kit, job: Transcribe | Guess, emit: Emit) -> Running:

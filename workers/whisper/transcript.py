@@ -84,7 +84,8 @@ class Transcript:
         self._seek = begun.seek
         self._draft = job.draft
 
-    def run(self) -> Steps[None]:
+    def run(self) -> Steps[Reached]:
+        """-> where another job goes on; segments' ends are the job's to know."""
         yield from self._hearing.scan()
         while self._mel.frames - self._seek >= self._wanted_frames:
             window = Window(self._seek, min(N_FRAMES, self._mel.frames - self._seek))
@@ -92,6 +93,14 @@ class Transcript:
             # A last timestamp of 0 would hear the same window for ever.
             self._seek = seek if seek > window.seek else window.next
             self._outlet.progress(min(self._seek, self._mel.frames) / FRAMES_PER_SECOND)
+        return Reached(
+            seek=self._seek,
+            said=tuple(self._history.tokens),
+            language=self._tongue.code,
+            language_probability=self._tongue.probability,
+            last_speech=self._last_speech,
+            loudest=self._mel.loudest,
+        )
 
     @property
     def _wanted_frames(self) -> int:
@@ -102,18 +111,6 @@ class Transcript:
         if self._decoding.words and self._decoding.hallucination_silence_threshold is not None:
             ahead += math.ceil(self._decoding.hallucination_silence_threshold * FRAMES_PER_SECOND)
         return N_FRAMES + ahead
-
-    @property
-    def reached(self) -> Reached:
-        """Where another job goes on once this one is over. Segments' ends are the job's to know."""
-        return Reached(
-            seek=self._seek,
-            said=tuple(self._history.tokens),
-            language=self._tongue.code,
-            language_probability=self._tongue.probability,
-            last_speech=self._last_speech,
-            loudest=self._mel.loudest,
-        )
 
     def _window(self, window: Window) -> Steps[int]:
         """Hear one window and let out its segments. -> the next seek."""
@@ -137,11 +134,15 @@ class Transcript:
         key = (self._decoding.seed, self._track, window.seek)
         prompt = self._hearing.prompt((*self._fitted.terms, *self._history.tokens))
         proposal, self._draft = Proposal(self._draft), ()
-        guard = self._hearing.is_guarded(encoded)
-        result = yield from decode_window(self._kit, self._decoding, encoded, prompt, key, proposal, guard=guard)
+        guard, limits = self._hearing.is_guarded(encoded), self._hearing.limits(window)
+        result = yield from decode_window(
+            self._kit, self._decoding, encoded, prompt, key, proposal, guard=guard, limits=limits
+        )
         if result is None:
             encoded = yield from self._hearing.encode(window, full=True)
-            result = yield from decode_window(self._kit, self._decoding, encoded, prompt, key, guard=False)
+            result = yield from decode_window(
+                self._kit, self._decoding, encoded, prompt, key, guard=False, limits=limits
+            )
             assert result is not None
         return encoded, result
 

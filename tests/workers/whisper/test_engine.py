@@ -8,7 +8,7 @@ from typing import Any
 
 from protocol.events import Failed, Progress, Segment, Transcribed
 from protocol.jobs import Heard, Span
-from tests.workers.whisper.driver import READY, job, run, segments, sound, text
+from tests.workers.whisper.driver import READY, guess, job, run, segments, sound, text
 from tests.workers.whisper.toy import ToyModel, hashed, scripted
 from workers.whisper.engine import Shares, WhisperEngine
 from workers.whisper.tokenizer import Tokenizer
@@ -83,9 +83,11 @@ def test_a_job_that_is_cancelled_or_over_has_closed_its_file(tmp_path: Path) -> 
     before = open_files()
     engine.admit(job(audio, language="en", temperature=(0.0,)), lambda event: None)
     handle = engine.admit(job(audio, language="en"), lambda event: None)
-    assert open_files() == before + 2
+    guesses = [engine.admit(guess(audio, language="en"), lambda event: None) for _ in range(2)]
+    assert open_files() == before + 4
     engine.cancel(handle)
-    assert open_files() == before + 1
+    engine.cancel(guesses[0])
+    assert open_files() == before + 2
     while engine.busy:
         engine.step()
     assert open_files() == before

@@ -11,8 +11,8 @@ import pytest
 
 from protocol.events import Segment, Transcribed, Word
 from protocol.jobs import Span
-from tests.workers.whisper.driver import job, run, segments, sound, text
-from tests.workers.whisper.toy import ToyModel, scripted
+from tests.workers.whisper.driver import guess, guessed, job, run, segments, sound, text
+from tests.workers.whisper.toy import PLAIN, ToyModel, scripted
 from workers import blas
 from workers.whisper.decoding.fallback import Kit
 from workers.whisper.timeline import Timeline
@@ -157,6 +157,16 @@ def test_a_loop_with_a_short_context_is_decoded_again_with_the_full_one(tmp_path
     events = run(model, [job(sound(tmp_path / "spool", 7.0), audio_ctx="auto", language="en")])[0]
     assert text(events) == " Hi you"
     assert [call for call in model.calls if call[0] == "encode"] == [("encode", 1), ("encode", 1)]
+
+
+def test_with_auto_context_no_more_is_said_than_anybody_could_say(tmp_path: Path) -> None:
+    script = [T, *PLAIN[:300].tolist()]
+    audio = sound(tmp_path / "spool", 1.0)
+    for context, tokens in (("auto", 40), (1500, 224)):
+        how: dict[str, Any] = {"audio_ctx": context, "temperature": (0.0,), "language": "en"}
+        found = segments(run(ToyModel(scripted(script)), [job(audio, **how)])[0])
+        assert [len(each.tokens) for each in found] == [tokens]
+        assert len(guessed(ToyModel(scripted(script)), guess(audio, **how)).tokens) == tokens
 
 
 def test_auto_context_is_the_audio_and_three_seconds(tmp_path: Path) -> None:

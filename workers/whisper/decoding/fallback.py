@@ -82,14 +82,17 @@ def decode_window(
     proposal: Proposal = NOTHING,
     *,
     guard: bool,
+    limits: Limits | None = None,
 ) -> Steps[Result | None]:
     """The first result that passes, or the last. `guard`: None as soon as the first attempt loops; the caller then
-    comes again with the full context. The proposal is for the first attempt."""
+    comes again with the full context. The proposal is for the first attempt. `limits`: the kit's, if none."""
     result: Result | None = None
     for temperature in decoding.temperature:
         strategy = strategy_of(decoding, temperature)
         following = proposal if temperature == 0 and strategy.beam_size == 1 else NOTHING
-        result = yield from attempt(kit, decoding, encoded, prompt, strategy, key, following)
+        result = yield from attempt(
+            kit, decoding, encoded, prompt, strategy, key, following, limits=limits, loops=not guard
+        )
         proposal = NOTHING
         if guard and result.compression_ratio > LOOPS:
             return None
