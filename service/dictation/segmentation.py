@@ -197,7 +197,9 @@ class Segmenter:
         """End the utterance at its quietest point; the next starts there."""
         now = self._now
         first = now.heard - len(now.levels)
-        middles = range(SMOOTHED, len(now.levels) - SMOOTHED)
+        # A pause may have gone on since the utterance was as long as it may be.
+        last = (now.start + MAX_UTTERANCE - WINDOW // 2) // WINDOW - first
+        middles = range(SMOOTHED, min(len(now.levels) - SMOOTHED, last + 1))
         # Of equally quiet points the last one, so that the pieces are long.
         quietest = min(
             reversed(middles), key=lambda middle: math.fsum(now.levels[middle - SMOOTHED : middle + SMOOTHED + 1])

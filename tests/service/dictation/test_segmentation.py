@@ -186,6 +186,14 @@ def test_the_quietest_point_is_looked_for_in_the_last_ten_seconds_only() -> None
     assert utterances(whole(loud))[0].stop > 620 * WINDOW
 
 
+def test_a_pause_that_goes_on_past_thirty_seconds_is_cut_before_them() -> None:
+    silence = 150 * [(0.01, 0.001)]
+    silence[100:] = 50 * [(0.01, 0.0)]
+    found = utterances(whole(850 * [TALK], silence, 100 * [TALK], silence_ms=5000))
+    assert 900 * WINDOW < found[0].stop <= MAX_UTTERANCE
+    assert found[1:] == [Utterance(found[0].stop, 1100 * WINDOW)]
+
+
 def test_silence_after_29_s_of_speech_is_no_reason_to_cut() -> None:
     assert utterances(whole(930 * [TALK], 100 * [QUIET], silence_ms=5000)) == [Utterance(0, 936 * WINDOW)]
 
