@@ -44,7 +44,7 @@ class Vad(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, spans: Iterable[Span]) -> Vad:
         heard = tuple((round(span.start / SAMPLE_RATE, 3), round(span.stop / SAMPLE_RATE, 3)) for span in spans)
-        return cls(round(sum(end - start for start, end in heard), 3), heard)
+        return cls(round(sum((end - start for start, end in heard), 0.0), 3), heard)
 
 
 class Meta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
