@@ -44,7 +44,7 @@ class Guessing:
         window = Window(0, min(N_FRAMES, self._mel.frames))
         if not window.size:
             return Guessed((), (), 0.0, 0.0, 0.0, self._tongue.code)
-        encoded = yield from self._hearing.encode(window)
+        encoded = yield from self._hearing.encode(window, hasty=True)
         decoding = self._job.decoding
         result = yield from attempt(
             self._kit,

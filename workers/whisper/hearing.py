@@ -78,15 +78,17 @@ class Hearing:
                     return
             yield Pause()
 
-    def encode(self, window: Window, *, full: bool = False) -> Steps[Encoded]:
-        """A window in the context that the job asks for, or the full one; with the first, the language is known."""
+    def encode(self, window: Window, *, full: bool = False, hasty: bool = False) -> Steps[Encoded]:
+        """A window in the context that the job asks for, or the full one; with the first, the language is known.
+
+        `hasty`: the first idea of the language will do.
+        """
         with self._spent.watch("mel"):
             mel = self.mel.window(window.seek, window.size)
         context = self._kit.dims.n_audio_ctx if full else self._context(window)
         encoded: Encoded = yield Encode(mel, context)
         if self._tongue.code is None:
-            whole = context == self._kit.dims.n_audio_ctx
-            yield from self._detect(encoded, unsure=window.size < N_FRAMES and whole)
+            yield from self._detect(encoded, unsure=window.size < N_FRAMES and not hasty)
         return encoded
 
     def is_guarded(self, encoded: Encoded) -> bool:
@@ -113,8 +115,9 @@ class Hearing:
     def _detect(self, encoded: Encoded, *, unsure: bool) -> Steps[None]:
         """The likeliest of the languages that the job allows and the model knows.
 
-        The reference listens to the audio and the silence after it, where a window to decode ends in zeros. That
-        costs an encoding more, so it is done only if `unsure` and no language is likely.
+        The reference listens to the audio and the silence after it in the full context, where a window to decode ends
+        in zeros and `auto` gives a short one less. That costs an encoding more, so it is done only if `unsure` and no
+        language is likely.
         """
         tokenizer = self._kit.tokenizer
         codes = [code for code in self._decoding.languages if code in tokenizer.languages] or tokenizer.languages
