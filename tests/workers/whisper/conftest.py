@@ -13,6 +13,17 @@ SHAPES: dict[str, dict[str, int]] = {
     "tiny.en": {"n_mels": 80, "width": 96, "heads": 3, "encoder": 3, "decoder": 2, "n_vocab": 864, "n_audio_ctx": 300},
     "base": {"n_mels": 80, "width": 128, "heads": 8, "encoder": 2, "decoder": 3, "n_vocab": 865, "n_audio_ctx": 301},
     "turbo": {"n_mels": 128, "width": 160, "heads": 5, "encoder": 4, "decoder": 1, "n_vocab": 866, "n_audio_ctx": 256},
+    # Every width is large-v3-turbo's; the encoder has 2 layers of 32, and few tokens fit, for the sake of time.
+    "large-v3-turbo": {
+        "n_mels": 128,
+        "width": 1280,
+        "heads": 20,
+        "encoder": 2,
+        "decoder": 4,
+        "n_vocab": 51866,
+        "n_audio_ctx": 1500,
+        "n_text_ctx": 48,
+    },
     "odd": {"n_mels": 8, "width": 40, "heads": 5, "encoder": 1, "decoder": 2, "n_vocab": 77, "n_audio_ctx": 50},
 }
 
@@ -49,7 +60,7 @@ def make_module(fast_blas: Any) -> MakeModule:
             n_audio_head=s["heads"],
             n_audio_layer=s["encoder"],
             n_vocab=s["n_vocab"],
-            n_text_ctx=448,
+            n_text_ctx=s.get("n_text_ctx", 448),
             n_text_state=s["width"],
             n_text_head=s["heads"],
             n_text_layer=s["decoder"],
