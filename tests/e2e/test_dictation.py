@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -84,8 +85,14 @@ def wav(samples: Samples) -> bytes:
     return file.getvalue()
 
 
-def everything(session: Dictation) -> list[tuple[str | None, Event]]:
-    return list(session.events())
+def collect(session: Dictation, seen: list[tuple[str | None, Event]]) -> None:
+    """Events as they come, to the end of the stream."""
+    for told in session.events():
+        seen.append(told)
+
+
+def state(session: Dictation, server: Server) -> dict[str, Any]:
+    return dict(httpx.get(f"{server.url}{PATH}/{session.session['id']}").json())
 
 
 def kept(session: Dictation, after: str | None = None) -> list[tuple[str, Event]]:
@@ -134,12 +141,18 @@ def test_utterances_are_told_while_the_rest_is_still_spoken(tiny: Server, three:
         assert session.session["state"] == "open"
         assert session.session["vocabulary"] is None
         reading = pool.submit(kept, session)
-        answers = feed(session, three, speed=3.0)
+        answers = feed(session, three[:-TENTH])
+        until(lambda: "station" in state(session, tiny)["text"], "two utterances are committed")
+        answers += feed(session, three[-TENTH:])
         text = session.finish()["text"]
         events = reading.result(20)
         session.remove()
     assert [answer["seq"] for answer in answers] == list(range(len(answers)))
-    assert [answer["samples"] for answer in answers] == [*range(TENTH, len(three), TENTH), len(three)]
+    assert [answer["samples"] for answer in answers] == [
+        *range(TENTH, len(three) - TENTH, TENTH),
+        len(three) - TENTH,
+        len(three),
+    ]
     assert answers[-1]["duration"] == pytest.approx(len(three) / SAMPLE_RATE, abs=0.001)
     assert {answer["speech"] for answer in answers} <= {None, True, False}
     assert [answer["speech"] for answer in answers].count(True) > len(answers) / 2
@@ -152,7 +165,7 @@ def test_utterances_are_told_while_the_rest_is_still_spoken(tiny: Server, three:
     (done,) = named(events, "transcript.text.done")
     assert done["text"] == text
     assert (events[-1][1]["type"], events[-1][1]["reason"]) == ("session.closed", "finished")
-    # Two utterances were committed and answered to chunks before the third had ended.
+    # Two utterances were committed, and told in answers to chunks, before the third had ended.
     assert "station" in "".join(segment["text"] for answer in answers for segment in answer["segments"])
 
 
@@ -195,7 +208,9 @@ def test_however_the_audio_is_cut_text_and_times_are_the_same(tiny: Server, thre
 def test_verbose_json_has_the_segments_that_chunks_were_answered_with(tiny: Server, three: Samples) -> None:
     asked = {"response_format": "verbose_json", "timestamp_granularities": ["segment", "word"]}
     with Dictation(tiny.url, S16, **asked) as session:
-        answers = feed(session, three, speed=3.0)
+        answers = feed(session, three[:-TENTH])
+        until(lambda: "station" in state(session, tiny)["text"], "two utterances are committed")
+        answers += feed(session, three[-TENTH:])
         body = session.finish()
         session.remove()
     early = [segment for answer in answers for segment in answer["segments"]]
@@ -209,21 +224,43 @@ def test_verbose_json_has_the_segments_that_chunks_were_answered_with(tiny: Serv
     assert (body["task"], body["language"]) == ("transcribe", "english")
 
 
-def test_partial_texts_come_while_an_utterance_is_open(tiny: Server) -> None:
-    spoken = timeline(GARDEN.removesuffix(".") + " and " + STATION.lower(), 1.0)
-    with Dictation(tiny.url, S16, partials=True) as session, ThreadPoolExecutor() as pool:
-        reading = pool.submit(everything, session)
-        feed(session, spoken, speed=1.5)
+def guessed_at(server: Server, samples: Samples) -> tuple[list[tuple[str | None, Event]], str]:
+    """Events and text of speech without a pause, fed no faster than partial texts come, a second of it for each."""
+    seen: list[tuple[str | None, Event]] = []
+
+    def came(least: int) -> bool:
+        return sum(event["type"] == "transcript.text.partial" for _, event in seen) >= least
+
+    with Dictation(server.url, S16, partials=True) as session, ThreadPoolExecutor() as pool:
+        reading = pool.submit(collect, session, seen)
+        feed(session, samples[:SAMPLE_RATE])
+        for second in range(1, len(samples) // SAMPLE_RATE):
+            feed(session, samples[second * SAMPLE_RATE :][:SAMPLE_RATE])
+            until(partial(came, second), "there is another partial text")
         text = session.finish()["text"]
-        events = reading.result(20)
+        reading.result(20)
         session.remove()
+    return seen, text
+
+
+def test_partial_texts_come_while_an_utterance_is_open(tiny: Server) -> None:
+    events, text = guessed_at(tiny, timeline(GARDEN.removesuffix(".") + " and " + STATION.lower()))
     partials = [event for number, event in events if event["type"] == "transcript.text.partial" and number is None]
     stable = [event["stable"] for event in partials]
-    assert len(partials) >= 2
+    assert len(partials) >= 3
     assert all(later.startswith(earlier) for earlier, later in pairwise(stable))
     assert all(event["text"].startswith(event["stable"]) for event in partials)
     assert words(text)[: len(words(stable[-1]))] == words(stable[-1])
     assert {number for number, event in events if event["type"] != "transcript.text.partial"}.isdisjoint({None})
+
+
+@pytest.mark.shared
+def test_what_is_stable_of_a_real_recording_is_committed(tiny: Server, recordings: Path) -> None:
+    samples, _ = soundfile.read(recordings / "ls-367-130732-0002.flac", dtype="int16")
+    events, text = guessed_at(tiny, samples[: 8 * SAMPLE_RATE])
+    stable = [event["stable"] for _, event in events if event["type"] == "transcript.text.partial"][-1]
+    assert len(words(stable)) >= 3
+    assert words(text)[: len(words(stable))] == words(stable)
 
 
 RAW: tuple[tuple[str, str, int, int], ...] = (
@@ -332,19 +369,6 @@ def test_windows_of_a_real_recording_do_too(tiny: Server, recordings: Path) -> N
     assert rate == SAMPLE_RATE
     whole = one_shot(tiny, samples)["text"]
     assert dictated(tiny, samples, segmentation="window", audio_ctx=1500)["text"] == whole != ""
-
-
-@pytest.mark.shared
-def test_what_is_stable_of_a_real_recording_is_committed(tiny: Server, recordings: Path) -> None:
-    samples, _ = soundfile.read(recordings / "ls-367-130732-0002.flac", dtype="int16")
-    with Dictation(tiny.url, S16, partials=True) as session, ThreadPoolExecutor() as pool:
-        reading = pool.submit(everything, session)
-        feed(session, samples[: 8 * SAMPLE_RATE], speed=1.5)
-        text = session.finish()["text"]
-        partials = [event for _, event in reading.result(20) if event["type"] == "transcript.text.partial"]
-        session.remove()
-    assert len(words(partials[-1]["stable"])) >= 3
-    assert words(text)[: len(words(partials[-1]["stable"]))] == words(partials[-1]["stable"])
 
 
 @pytest.mark.shared
@@ -499,10 +523,13 @@ def test_a_session_may_be_removed_at_any_moment_and_leaves_nothing(tiny: Server,
     assert tiny.recorded() == []
     for fed in (0, 1, len(three) // 3, len(three)):
         with Dictation(tiny.url, S16, partials=True) as session, ThreadPoolExecutor() as pool:
-            reading = pool.submit(everything, session)
+            seen: list[tuple[str | None, Event]] = []
+            reading = pool.submit(collect, session, seen)
+            until(seen.__len__, "the reader is there")
             feed(session, three[:fed], step=4000)
             session.remove()
-            assert reading.result(10)[-1][1] == {"type": "session.closed", "reason": "deleted"}
+            reading.result(10)
+            assert seen[-1][1] == {"type": "session.closed", "reason": "deleted"}
             assert tiny.recorded() == []
             assert httpx.get(f"{tiny.url}{PATH}/{session.session['id']}").status_code == 404
     until(lambda: tiny.stats("whisper")["running"] == 0, "its jobs left the worker", seconds=5)
