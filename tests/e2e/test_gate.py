@@ -126,11 +126,12 @@ def test_pieces_hold_the_whole_text_and_its_stream_the_same(tiny: Server) -> Non
 
 @pytest.mark.shared
 def test_hint_terms_are_heard_and_reported(base: Server, recordings: Path) -> None:
-    clip = recordings / "ls-367-130732-0006.flac"
+    clip = recordings / "ls-2033-164914-0002.flac"
     plain = post(base, clip).json()
-    hinted = post(base, clip, vocabulary="lobster, Newberg, lobster").json()
-    assert "Newberg" not in plain["text"]
-    assert "Newberg" in hinted["text"]
+    hinted = post(base, clip, vocabulary="distichs, eunuch, distichs").json()
+    assert "eunuch" not in plain["text"]
+    assert "eunuch" in hinted["text"]
+    assert "distichs" not in hinted["text"]
     report = hinted["starling"]["vocabulary"]
     assert (report["given"], report["fitted"], report["budget"]) == (3, 2, 223)
     assert 2 <= report["tokens"] <= 12
