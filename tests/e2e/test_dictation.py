@@ -229,7 +229,7 @@ def guessed_at(server: Server, samples: Samples) -> tuple[list[tuple[str | None,
     seen: list[tuple[str | None, Event]] = []
 
     def came(least: int) -> bool:
-        return sum(event["type"] == "transcript.text.partial" for _, event in seen) >= least
+        return len([event for _, event in seen if event["type"] == "transcript.text.partial"]) >= least
 
     with Dictation(server.url, S16, partials=True) as session, ThreadPoolExecutor() as pool:
         reading = pool.submit(collect, session, seen)
