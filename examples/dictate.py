@@ -180,7 +180,7 @@ def from_microphone(stopped: threading.Event, owned: ExitStack) -> tuple[str, It
     try:
         import sounddevice
     except (ImportError, OSError) as error:  # OSError: the package is there, but PortAudio is not
-        raise Refused(f"--microphone needs the package sounddevice (locks/microphone.txt) and PortAudio ({error})") from error
+        raise Refused(f"--microphone needs sounddevice (locks/microphone.txt) and PortAudio ({error})") from error
 
     heard: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     stream = sounddevice.RawInputStream(

@@ -18,6 +18,7 @@ from tests.workers.whisper.driver import job, run, sound, text
 from workers.media.decode import decode_steps
 
 SAMPLE = Path(__file__).parents[3] / "service" / "sample.flac"
+WORDS = ["hello", "from", "starling", "your", "recording", "becomes", "text"]
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(300)]
 
@@ -49,7 +50,7 @@ def test_a_quantized_base_says_the_words_that_base_says(
     (folder / "config.json").write_text(json.dumps(config))
     loaded = load(str(folder), data_dir=tmp_path, offline=True, report=lambda _: None, dtype=mx.float32)
     (events,) = run(choose(loaded.whisper), [job(sample, temperature=(0.0,))])
-    assert re.findall(r"\w+", text(events).lower()) == "hello from starling your recording becomes text".split()
+    assert re.findall(r"\w+", text(events).lower()) == WORDS
 
 
 def test_a_model_of_turbos_width_and_vocabulary_runs_from_sound_to_segments(
