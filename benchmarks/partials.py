@@ -101,7 +101,7 @@ class LocalAgreement(Known):
 
 
 POLICIES: dict[str, Callable[[], Policy]] = {
-    **{f"ours, {seconds:.0f} s": partial(Partials, seconds) for seconds in (3.0, 6.0, 9.0)},
+    **{f"ours, {seconds:.0f} s": partial(Partials, seconds) for seconds in (4.0, 8.0, 12.0)},
     **{f"LocalAgreement-2, {count} held back": partial(LocalAgreement, count) for count in (0, 2)},
     **{f"AlignAtt, {margin} s": partial(AlignAtt, margin) for margin in (0.5, 2.0)},
 }

@@ -12,7 +12,7 @@ from itertools import takewhile
 
 from protocol.events import Guessed, GuessedWord
 
-PATIENCE_S = 6.0
+PATIENCE_S = 8.0
 """Seconds of audio for which a word must have stood that has no probability at all; a certain one waits for the next
 guess."""
 LOOP = 2.4
