@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -50,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seconds", type=float, default=600, help="of recordings up to 70 s to dictate (600)")
     parser.add_argument("--segmentation", choices=("vad", "window"), default="vad", help="of what is timed (vad)")
     parser.add_argument("--minutes", type=int, default=HOUR_MINUTES, help="of the long session (60)")
-    parser.add_argument("--without-peers", action="store_true", help="leave faster-whisper out")
+    parser.add_argument("--every", type=int, default=1, help="for error rates: each n-th recording only (1)")
     parser.add_argument("--model", default="whisper-base", help="a starter's name (default: whisper-base)")
     parser.add_argument("--data-dir", type=Path, default=Path(Config().data_dir), help="where the models are")
     options = parser.parse_args(arguments)
@@ -89,7 +90,7 @@ def finish(console: Console, server: Server, options: argparse.Namespace) -> Non
     """(a) from the last chunk to the answer of finish, (b) from the end of an utterance to its text; and peers."""
     with tempfile.TemporaryDirectory() as folder, ExitStack() as processes:
         engines: dict[str, Transcribe] = {"posted at the end": through_http(server)}
-        for name, compute_type in PEERS.items() if not options.without_peers else ():
+        for name, compute_type in PEERS.items() if find_spec("faster_whisper") else ():
             engines[name] = processes.enter_context(peer("faster_whisper", options.model, compute_type))
         path = Path(folder) / "clip.wav"
         timed: list[tuple[float, Said, list[float]]] = []
@@ -101,7 +102,7 @@ def finish(console: Console, server: Server, options: argparse.Namespace) -> Non
             said = say(server.url, samples, segmentation=options.segmentation)
             timed.append((len(samples) / SAMPLE_RATE, said, [engine(path)[1] for engine in engines.values()]))
     table = Table(
-        "recording",
+        "length",
         "number",
         "last chunk to finish",
         "end of utterance to its text",
@@ -110,12 +111,12 @@ def finish(console: Console, server: Server, options: argparse.Namespace) -> Non
     )
     for low, high in (*LENGTHS, (0, LENGTHS[-2][1]), (0, LENGTHS[-1][1])):
         if among := [each for each in timed if low <= each[0] < high]:
-            said = [each for _, each, _ in among]
+            spoken = [each for _, each, _ in among]
             table.add_row(
                 f"{low} to {high} s",
                 str(len(among)),
-                _spread([each.finish_s for each in said]),
-                _spread([lag for each in said for lag in each.lags_s]),
+                _spread([each.finish_s for each in spoken]),
+                _spread([lag for each in spoken for lag in each.lags_s]),
                 *(_spread([seconds[place] for _, _, seconds in among]) for place in range(len(engines))),
             )
     console.print(table)
@@ -131,7 +132,7 @@ def partials(console: Console, server: Server, options: argparse.Namespace) -> N
     console.print(
         f"partial texts: {count / seconds:.2f} a second; stable a prefix of the commit in "
         f"{100 * (1 - len(broken) / max(1, len(promises))):.1f} % of {len(promises)} utterances; "
-        f"last chunk to finish {_spread([each.finish_s for each in said])} s, "
+        f"last chunk to finish {_spread([each.finish_s for each in spoken])} s, "
         f"end of utterance to its text {_spread([lag for each in said for lag in each.lags_s])} s"
     )
     for stable, commit in broken:
@@ -140,7 +141,7 @@ def partials(console: Console, server: Server, options: argparse.Namespace) -> N
 
 def errors(console: Console, server: Server, options: argparse.Namespace) -> None:
     """(c) error rates of the session's text and of the request's, over the whole corpus."""
-    corpus = rows()
+    corpus = rows()[:: options.every]
     post = through_http(server)
 
     def request(samples: Samples, path: Path) -> str:
