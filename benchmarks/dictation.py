@@ -132,7 +132,7 @@ def partials(console: Console, server: Server, options: argparse.Namespace) -> N
     console.print(
         f"partial texts: {count / seconds:.2f} a second; stable a prefix of the commit in "
         f"{100 * (1 - len(broken) / max(1, len(promises))):.1f} % of {len(promises)} utterances; "
-        f"last chunk to finish {_spread([each.finish_s for each in spoken])} s, "
+        f"last chunk to finish {_spread([each.finish_s for each in said])} s, "
         f"end of utterance to its text {_spread([lag for each in said for lag in each.lags_s])} s"
     )
     for stable, commit in broken:
