@@ -13,7 +13,7 @@ from contextlib import ExitStack
 
 import numpy as np
 
-from protocol.errors import InternalError
+from protocol.errors import InternalError, RequestCancelled
 from protocol.events import Followed, Progress
 from protocol.jobs import Follow, Pcm, Run
 from protocol.settings import SAMPLE_RATE
@@ -67,14 +67,17 @@ class Kept:
 def follow_steps(job: Follow, silero: Silero, kept: Kept, max_decode_seconds: float, step_s: float = STEP_S) -> Steps:
     """Convert and listen; between two steps of about `step_s` seconds it may be closed to cancel.
 
-    Raises UndecodableAudio and RequestTimeout for an encoded file, DiskFull, InternalError. The job may always be
-    done again.
+    Raises UndecodableAudio and RequestTimeout for an encoded file, DiskFull, InternalError, and RequestCancelled where
+    the files are gone, which happens when a session is removed. Otherwise the job may always be done
+    again.
     """
     try:
         return (yield from _Following(job, silero, kept, max_decode_seconds, step_s).steps())
     except MemoryError as error:
         kept.clear()
         raise InternalError("there was no memory left to follow the recording") from error
+    except FileNotFoundError as error:
+        raise RequestCancelled("the recording was removed while it was converted") from error
     except OSError as error:
         raise storage_failure(error) from error
 

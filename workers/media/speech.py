@@ -15,7 +15,7 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
-from protocol.errors import InternalError
+from protocol.errors import InternalError, RequestCancelled
 from protocol.events import Progress, Speech
 from protocol.jobs import DetectSpeech, Pcm, Span
 from protocol.settings import SAMPLE_RATE
@@ -122,6 +122,8 @@ def windows(audio: Pcm, start: int, most: int) -> Floats:
     count = min(most * WINDOW, audio.stop - audio.start - start)
     try:
         raw: NDArray[Any] = np.fromfile(audio.path, "<i2", count, offset=(audio.start + start) * SAMPLE_BYTES)
+    except FileNotFoundError as error:
+        raise RequestCancelled("the recording was removed while it was listened to") from error
     except OSError as error:
         raise InternalError("the decoded audio could not be read") from error
     if len(raw) < count:

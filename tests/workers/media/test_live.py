@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol.errors import DiskFull, InternalError, RequestTimeout, UndecodableAudio
+from protocol.errors import DiskFull, InternalError, RequestCancelled, RequestTimeout, UndecodableAudio
 from protocol.events import Followed, Progress
 from protocol.jobs import DetectSpeech, Follow, Pcm, Raw, Run
 from tests import audio_inputs as make
@@ -375,10 +375,10 @@ def test_a_full_disk_is_said_so_and_the_job_may_be_done_again(
     assert follower.heard.tolist() == whole(samples, raw, tmp_path).tolist()
 
 
-def test_a_missing_journal_is_an_internal_error(silero: Silero, tmp_path: Path) -> None:
+def test_a_journal_that_is_gone_ends_the_job_as_if_it_were_cancelled(silero: Silero, tmp_path: Path) -> None:
     for raw in (None, Raw("f32le", 48_000, 1)):
         job = Follow((Run(str(tmp_path / "gone"), 0, 400, raw),), str(tmp_path / "pcm"), base=0, samples=0)
-        with pytest.raises(InternalError):
+        with pytest.raises(RequestCancelled):
             run(job, silero, Kept())
 
 
