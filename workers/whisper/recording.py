@@ -14,6 +14,7 @@ from itertools import accumulate
 import numpy as np
 import numpy.typing as npt
 
+from protocol.errors import RequestCancelled
 from protocol.settings import SAMPLE_RATE
 
 Floats = npt.NDArray[np.float32]
@@ -29,7 +30,11 @@ class Spool:
     """A spool file, open for as long as anybody reads it: its owner may remove it meanwhile."""
 
     def __init__(self, path: str) -> None:
-        self._fd = os.open(path, os.O_RDONLY)
+        """Raises RequestCancelled where the file is gone: its owner has removed it before the job was here."""
+        try:
+            self._fd = os.open(path, os.O_RDONLY)
+        except FileNotFoundError as error:
+            raise RequestCancelled("the recording was removed before it was transcribed") from error
         weakref.finalize(self, os.close, self._fd)
         self.samples = os.fstat(self._fd).st_size // SAMPLE_BYTES
 

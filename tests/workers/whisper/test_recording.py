@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
 
+from protocol.errors import RequestCancelled
 from workers.whisper.recording import Recording, Spool
 
 
@@ -59,3 +61,8 @@ def test_spans_of_one_job_share_an_open_file_and_the_last_one_closes_it(tmp_path
     assert open_files() == before + 1
     recordings.clear()
     assert open_files() == before
+
+
+def test_a_file_that_is_gone_ends_the_job_as_if_it_were_cancelled(tmp_path: Path) -> None:
+    with pytest.raises(RequestCancelled):
+        Spool(str(tmp_path / "gone"))
