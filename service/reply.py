@@ -16,7 +16,22 @@ from typing import Any, TypeVar, assert_never
 from starlette.requests import Request
 
 from protocol.errors import Failure, InternalError, RequestCancelled
-from protocol.events import Decoded, Doubt, Event, Failed, Followed, Guessed, Progress, Segment, Speech, Transcribed
+from protocol.events import (
+    ChoiceEnded,
+    Decoded,
+    Delta,
+    Doubt,
+    Event,
+    Failed,
+    Followed,
+    Generated,
+    Guessed,
+    Progress,
+    Segment,
+    Speech,
+    Started,
+    Transcribed,
+)
 from protocol.jobs import Decode, DetectSpeech, Follow, Guess, Heard, Job, Pcm, Transcribe
 from protocol.settings import SAMPLE_RATE
 from service.worker import Worker
@@ -77,7 +92,17 @@ async def transcribing(
                 case Transcribed():
                     yield Ended(event, vad_ms)
                     return
-                case Decoded() | Speech() | Followed() | Guessed() | Failed():
+                case (
+                    Decoded()
+                    | Speech()
+                    | Followed()
+                    | Guessed()
+                    | Started()
+                    | Delta()
+                    | ChoiceEnded()
+                    | Generated()
+                    | Failed()
+                ):
                     raise _out_of_place(event)
                 case _:
                     assert_never(event)
