@@ -18,6 +18,15 @@ Bytes = bytes
 """The type by another name, for a struct that has a member of its own called so."""
 
 
+class GenDefaults(msgspec.Struct, frozen=True):
+    """How a language model samples when a request does not say."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    """0: all."""
+
+
 class Model(msgspec.Struct, frozen=True):
     """What the service needs to know of a loaded model; the weights and tokenizer stay in the worker."""
 
@@ -31,6 +40,8 @@ class Model(msgspec.Struct, frozen=True):
     dtype: str
     context_window: int = 0
     """Tokens of prompt and answer together; 0 where that means nothing."""
+    gen_defaults: GenDefaults | None = None
+    """None for a model that is no language model."""
 
 
 class Backend(msgspec.Struct, frozen=True):
