@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 import msgspec
+from mlx_lm.models import llama
+from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.tokenizer_utils import load as load_tokenizer
 from mlx_lm.utils import _tokenizer_defaults, get_total_parameters, load_model
 
@@ -18,12 +20,19 @@ from protocol import events
 from protocol.errors import ModelNotConfigured
 from workers import hub
 from workers.llm import files
+from workers.llm.cpu.install import install
 from workers.llm.cpu.plain import to_float32
 from workers.llm.files import Defaults
 from workers.starter import catalog
+from workers.whisper.cpu.memory import keep_memory
+from workers.whisper.cpu.streams import cores
 
 if TYPE_CHECKING:
     from mlx_lm.tokenizer_utils import TokenizerWrapper
+
+
+WARM_UP = 512
+"""Tokens: as long a prompt as is usual."""
 
 
 class Loaded(msgspec.Struct, frozen=True):
@@ -36,6 +45,16 @@ class Loaded(msgspec.Struct, frozen=True):
     defaults: Defaults
     vocabulary: int
     """Width of the logits; may be more than the tokenizer's tokens."""
+
+    @property
+    def head(self) -> Callable[[mx.array], mx.array] | None:
+        """What makes logits of what `network.model` returns (rows, length, width); None where more belongs to it."""
+        if type(self.network) is not llama.Model:
+            return None
+        found: Callable[[mx.array], mx.array] = (
+            self.network.model.embed_tokens.as_linear if self.network.args.tie_word_embeddings else self.network.lm_head
+        )
+        return found
 
 
 def load(
@@ -59,16 +78,18 @@ def load(
     network, config = _read(folder, name)
     tokenizer = _read_tokenizer(folder, config, name)
     parameters = get_total_parameters(network)  # type: ignore[no-untyped-call]
-    kind = _dtype(network, config)
+    cpu = mx.default_device() == mx.Device(mx.cpu)
+    kind = "float32" if cpu else _dtype(network, config)
     try:
-        if mx.default_device() == mx.Device(mx.cpu):
+        if cpu:
             to_float32(network)
-            kind = "float32"
         mx.eval(network.parameters())
     except RuntimeError as error:
         raise ModelNotConfigured(f"{name}: its weights cannot be read; fetch them again") from error
-    logits = network(mx.array([[0]]))
-    mx.eval(logits)
+    if cpu and tuned:
+        install(network, mx.new_stream(mx.cpu) if (threads or cores()) > 1 else None)
+        keep_memory()
+    report(events.Loading(f"warming {name} up"))
     described = events.Model(
         id=name,
         kind="llm",
@@ -78,7 +99,19 @@ def load(
         dtype=kind,
         context_window=found.context_window,
     )
-    return Loaded(network, tokenizer, described, found.defaults, logits.shape[-1])
+    vocabulary = _warm_up(network, min(WARM_UP if cpu and tuned else 1, found.context_window // 2))
+    return Loaded(network, tokenizer, described, found.defaults, vocabulary)
+
+
+def _warm_up(network: Any, length: int) -> int:
+    """Run a prompt of `length` and one more token, so that no client waits for kernels to be built or memory to be
+    had. The width of the logits."""
+    cache = make_prompt_cache(network)
+    if length > 1:
+        mx.eval(network(mx.zeros((1, length), mx.int32), cache=cache)[:, -1])
+    logits = network(mx.zeros((1, 1), mx.int32), cache=cache)
+    mx.eval(logits)
+    return int(logits.shape[-1])
 
 
 def find(model: str, *, data_dir: str | Path, offline: bool, report: Callable[[events.Loading], None]) -> Path:
