@@ -1,4 +1,4 @@
-"""A request's body, whichever way it was sent: the recording into the spool, the rest as fields.
+"""A request's body, whichever way it was sent: a recording into the spool, the rest as fields.
 
 Knows content types and size limits; knows neither what the fields mean nor what is in the recording.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import binascii
 import re
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from typing import Any
 
@@ -38,6 +38,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     idle_s: float
 
 
+FORM = b"multipart/form-data"
+JSON = b"application/json"
+
 _BASE64_STEP = 1 << 20
 """Characters decoded at once; a multiple of four."""
 
@@ -53,22 +56,58 @@ async def read(request: Request, upload: SpoolFile, limits: Limits) -> Given:
     Raises UnsupportedMediaType, PayloadTooLarge, InvalidRequest and its children, DiskFull, RequestTimeout when
     nothing comes for a while, and RequestCancelled when the client leaves.
     """
-    if request.headers.get("content-encoding", "").strip().lower() not in ("", "identity"):
-        raise UnsupportedMediaType("a compressed body is not supported; send it without Content-Encoding")
     kind, options = parse_options_header(request.headers.get("content-type"))
-    if kind == b"multipart/form-data":
-        boundary = options.get(b"boundary", b"")
-        if not boundary:
-            raise InvalidRequest("Content-Type multipart/form-data names no boundary")
-        return await _read_form(_chunks(request, limits.multipart_bytes, limits.idle_s), boundary, upload)
-    if kind == b"application/json":
-        return await _read_json(_chunks(request, limits.json_bytes, limits.idle_s), upload)
+    if kind == FORM:
+        return await _read_form(_chunks(request, limits.multipart_bytes, limits.idle_s), _boundary(options), upload)
+    if kind == JSON:
+        body = await read_bytes(request, limits.json_bytes, limits.idle_s)
+        # Tens of megabytes: other requests go on meanwhile.
+        return await asyncio.to_thread(_from_json, body, upload)
     named = kind.decode("latin-1")[:100]
     raise UnsupportedMediaType(f"Content-Type must be multipart/form-data or application/json, not {named!r}")
 
 
+async def read_fields(request: Request, limit: int, idle_s: float) -> Given:
+    """The fields of a JSON object of at most `limit` bytes; none of an empty body. Raises as `read` does."""
+    body = await read_bytes(request, limit, idle_s)
+    kind, _ = parse_options_header(request.headers.get("content-type"))
+    if body and kind != JSON:
+        raise UnsupportedMediaType(f"Content-Type must be application/json, not {kind.decode('latin-1')[:100]!r}")
+    return _given(await asyncio.to_thread(_members, body)) if body else Given((), form=False)
+
+
+async def read_file(request: Request, upload: SpoolFile, limit: int, idle_s: float) -> None:
+    """A recording that is the body itself or the one file of a form, into `upload`. Raises as `read` does."""
+    kind, options = parse_options_header(request.headers.get("content-type"))
+    chunks = _chunks(request, limit, idle_s)
+    if kind == FORM:
+        await _read_form(chunks, _boundary(options), upload)
+        return
+    async with aclosing(chunks):
+        async for chunk in chunks:
+            upload.write(chunk)
+
+
+async def read_bytes(request: Request, limit: int, idle_s: float) -> bytearray:
+    """The whole body, of at most `limit` bytes. Raises as `read` does."""
+    body = bytearray()
+    async with aclosing(_chunks(request, limit, idle_s)) as chunks:
+        async for chunk in chunks:
+            body += chunk
+    return body
+
+
+def _boundary(options: Mapping[bytes, bytes]) -> bytes:
+    boundary = options.get(b"boundary", b"")
+    if not boundary:
+        raise InvalidRequest("Content-Type multipart/form-data names no boundary")
+    return boundary
+
+
 async def _chunks(request: Request, limit: int, idle_s: float) -> AsyncGenerator[bytes, None]:
     """The body as it comes. Over `limit` bytes it is refused by its Content-Length, or as soon as they are counted."""
+    if request.headers.get("content-encoding", "").strip().lower() not in ("", "identity"):
+        raise UnsupportedMediaType("a compressed body is not supported; send it without Content-Encoding")
     length = request.headers.get("content-length", "")
     if length.isdecimal() and int(length[:20]) > limit:
         raise _too_large(limit)
@@ -104,25 +143,25 @@ async def _read_form(chunks: AsyncGenerator[bytes, None], boundary: bytes, uploa
     return Given(tuple(form.entries), form=True)
 
 
-async def _read_json(chunks: AsyncGenerator[bytes, None], upload: SpoolFile) -> Given:
-    body = bytearray()
-    async with aclosing(chunks):
-        async for chunk in chunks:
-            body += chunk
-    # Tens of megabytes: other requests go on meanwhile.
-    return await asyncio.to_thread(_from_json, body, upload)
-
-
 def _from_json(body: bytearray, upload: SpoolFile) -> Given:
+    members = _members(body)
+    body.clear()
+    param, encoded = _recording(members)
+    _decode_base64(encoded, param, upload)
+    return _given(members)
+
+
+def _members(body: bytearray) -> dict[str, Any]:
     try:
         members = msgspec.json.decode(body)
     except (msgspec.DecodeError, RecursionError) as error:
         raise InvalidRequest(f"the body is no valid JSON: {_PLACE.sub('', str(error))}") from None
     if not isinstance(members, dict):
         raise InvalidRequest("the body must be a JSON object")
-    body.clear()
-    param, encoded = _recording(members)
-    _decode_base64(encoded, param, upload)
+    return members
+
+
+def _given(members: Mapping[str, Any]) -> Given:
     return Given(tuple(Entry(name, value) for name, value in members.items()), form=False)
 
 
