@@ -78,6 +78,10 @@ class Batch(Generic[R]):
         """Tokens that each row takes, padding included."""
         return max(self._lengths, default=0)
 
+    @property
+    def nbytes(self) -> int:
+        return sum(layer.nbytes for layer in self._layers)
+
     def padding(self, length: int) -> int:
         """Tokens of padding that the batch would hold with one more row of `length`."""
         width = max(self.width, length)

@@ -6,6 +6,7 @@ Knows jobs, rows and turns; the wording of prompts and answers is a `Language`'s
 from __future__ import annotations
 
 import logging
+import os
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -38,6 +39,8 @@ CAPACITY = 64
 """Jobs at once. One that waits costs its prompt; one with a row costs its keys and values too."""
 CACHE_BYTES = 256 << 20
 """Buffers that MLX may keep for reuse on a GPU. On a CPU none: there the C library keeps them already."""
+ROWS_MEMORY = 4
+"""One part in so many of the machine's memory is for the keys and values of rows."""
 RENDER_S = 0.02
 """Seconds of a step in which prompts may be rendered; one always is."""
 _log = logging.getLogger(__name__)
@@ -74,9 +77,13 @@ class LlmEngine:
         vocabulary: int,
         defaults: Defaults | None = None,
         max_rows: int = 16,
+        memory_bytes: int = 1 << 40,
         trace: bool = False,
     ) -> None:
-        """vocabulary: width of the logits. max_rows: choices that decode at once. trace: every job."""
+        """vocabulary: width of the logits. max_rows: choices that decode at once. trace: every job.
+
+        memory_bytes: of rows' keys and values, beyond which further prompts wait.
+        """
         self._seats = seats
         self._beginnings = beginnings
         self._language = language
@@ -87,7 +94,7 @@ class LlmEngine:
         self._trace = trace
         self._jobs: list[Running] = []
         self._shares = Shares()
-        self._reading = Reading(seats, beginnings, self._shares, max_rows)
+        self._reading = Reading(seats, beginnings, self._shares, max_rows=max_rows, memory_bytes=memory_bytes)
         self._history = History()
         self._counts = Counts()
 
@@ -314,5 +321,6 @@ def build(settings: LlmSettings, report: Callable[[Loading], None]) -> LlmEngine
         vocabulary=loaded.vocabulary,
         defaults=loaded.defaults,
         max_rows=settings.max_rows,
+        memory_bytes=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // ROWS_MEMORY,
         trace=settings.trace,
     )

@@ -15,18 +15,25 @@ from workers.llm.running import Running
 if TYPE_CHECKING:
     from workers.llm.seats import Beginnings, Seats
 
+USUAL_ANSWER = 256
+"""Tokens; an answer may be longer, but memory is not set aside for it."""
+
 
 class Reading:
     """Jobs whose prompts are not read to their end."""
 
-    def __init__(self, seats: Seats, beginnings: Beginnings, shares: Shares, max_rows: int) -> None:
+    def __init__(
+        self, seats: Seats, beginnings: Beginnings, shares: Shares, *, max_rows: int, memory_bytes: int
+    ) -> None:
+        """memory_bytes: of keys and values, beyond which no further prompt is begun while others are at work."""
         self._seats = seats
         self._beginnings = beginnings
         self._shares = shares
         self._max_rows = max_rows
+        self._memory_bytes = memory_bytes
         self._line: Line[Running] = Line(shares, lambda job: job.client, lambda job: job.left)
         self._busy_pace = Pace(BUSY_S, first=32)
-        self._idle_pace = Pace(IDLE_S, first=128)
+        self._idle_pace = Pace(IDLE_S, first=256, least=64)
         self.pieces = 0
         self.tokens = 0
         """Both since the start."""
@@ -39,9 +46,19 @@ class Reading:
         self._line.remove(running)
 
     def next(self, jobs: Sequence[Running]) -> Running | None:
-        """Whose turn it is. A prompt is begun only when its answer will have a row."""
-        taken = len(self._seats) + sum(job.layers is not None for job in jobs)
-        return self._line.next(lambda job: job.layers is not None or taken < self._max_rows)
+        """Whose turn it is. A prompt is begun only when its answer will have a row, and memory."""
+        begun = [job for job in jobs if job.layers is not None]
+        if len(self._seats) + len(begun) >= self._max_rows:
+            return self._line.next(lambda job: job.layers is not None)
+        held = self._seats.nbytes + sum(layer.nbytes for job in begun for layer in job.layers or ())
+        return self._line.next(
+            lambda job: job.layers is not None or not held or held + self._need(job) <= self._memory_bytes
+        )
+
+    def _need(self, job: Running) -> int:
+        """Bytes that a prompt and a usual answer will take."""
+        rows = min(len(job.to_start), self._max_rows)
+        return self._seats.token_bytes * rows * (len(job.ids) + min(job.room, USUAL_ANSWER))
 
     def read(self, running: Running, jobs: Sequence[Running]) -> None:
         """Put one piece of a prompt into its caches. After the last, `running.logits` are there."""

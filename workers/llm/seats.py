@@ -15,6 +15,9 @@ from workers.llm.sampling import Floats
 WORTH_COPYING = 32
 """Tokens that a prompt which is being read must gain by starting over from somebody else's."""
 
+GROWTH = 256
+"""Tokens by which mlx-lm's caches grow."""
+
 
 class Seats:
     """All rows of one network, in as few batches as their lengths and caches allow."""
@@ -25,6 +28,8 @@ class Seats:
         self._head = head
         self._padding_bytes = padding_bytes
         self._batches: list[Batch[Row]] = []
+        self.token_bytes = 0
+        """Keys and values of one token, about; 0 before the first row."""
 
     def __len__(self) -> int:
         return sum(len(batch.rows) for batch in self._batches)
@@ -32,6 +37,11 @@ class Seats:
     @property
     def rows(self) -> list[Row]:
         return [row for batch in self._batches for row in batch.rows]
+
+    @property
+    def nbytes(self) -> int:
+        """Of all rows' keys and values, padding and room to grow included."""
+        return sum(batch.nbytes for batch in self._batches)
 
     def new_layers(self) -> Layers:
         """Empty caches of one sequence."""
@@ -43,10 +53,10 @@ class Seats:
 
     def seat(self, rows: Sequence[Row], layers: Layers, length: int, *, shared: bool) -> None:
         """Rows that go on from the same `length` tokens. Without `shared` a single row gets `layers` themselves."""
-        token_bytes = sum(layer.nbytes for layer in layers) // max(1, length)
+        self.token_bytes = sum(layer.nbytes for layer in layers) // max(length, GROWTH)
         waiting = list(rows)
         while waiting:
-            batch = self._roomiest(layers, length, token_bytes)
+            batch = self._roomiest(layers, length)
             # One after the other where caches do not merge; else all at once.
             joining, waiting = self._fitting(batch, layers, waiting)
             own = [view(layers, length, length) if shared else layers for _ in joining]
@@ -73,10 +83,10 @@ class Seats:
     def prefix(self, row: Row, length: int) -> Layers | None:
         return next(batch.prefix(row, length) for batch in self._batches if row in batch.rows)
 
-    def _roomiest(self, layers: Layers, length: int, token_bytes: int) -> Batch[Row]:
+    def _roomiest(self, layers: Layers, length: int) -> Batch[Row]:
         able = [batch for batch in self._batches if batch.joinable(layers)]
         best = min(able, key=lambda batch: batch.padding(length), default=None)
-        if best is None or best.padding(length) * token_bytes > self._padding_bytes:
+        if best is None or best.padding(length) * self.token_bytes > self._padding_bytes:
             best = Batch(self._network)
             self._batches.append(best)
         return best

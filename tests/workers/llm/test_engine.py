@@ -318,6 +318,17 @@ def test_a_short_prompt_goes_before_the_rest_of_a_long_one(driver: Driver) -> No
     assert isinstance(long.last, Generated)
 
 
+def test_prompts_wait_while_rows_fill_the_memory(model: Any) -> None:
+    driver = Driver(model, ToyLanguage(NEVER), memory_bytes=1)
+    asked = [driver.ask(complete(prompt)) for prompt in PROMPTS[:3]]
+    most = 0
+    while driver.engine.busy:
+        driver.engine.step()
+        most = max(most, driver.engine.stats().rows)
+    assert most == 1
+    assert [each.text() for each in asked] == [greedy(model, prompt, 12) for prompt in PROMPTS[:3]]
+
+
 # What others left behind.
 
 
