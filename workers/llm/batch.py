@@ -25,6 +25,9 @@ Floats = npt.NDArray[np.float32]
 PADDING_BYTES = 192 << 20
 """Of keys and values that a batch may hold for padding alone. Reading them costs 10 ms a step on a CPU and a second
 batch 50; it is the memory that counts."""
+GROWTH = 64
+"""Tokens by which merged caches grow, instead of mlx-lm's 256: with eight rows of a small model that is 70 MB less, and
+copying them now and then takes 1 % of a step."""
 WHOLE_TOKENS = 128
 """Without a `Head`, all logits of up to so many positions are computed at the end of a prompt, the last's alone being
 used: for more the last token goes through the network by itself."""
@@ -104,6 +107,9 @@ class Batch(Generic[R]):
                     ours.extend(new)
             else:
                 self._layers = news
+                for layer in news:
+                    if isinstance(layer, BatchKVCache):
+                        layer.step = GROWTH
             self._merged = True
         else:
             self._layers = list(layers[0])

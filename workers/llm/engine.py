@@ -14,9 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from protocol.errors import Failure, InternalError, InvalidValue, WrongModelKind
+from protocol.errors import Failure, InternalError, WrongModelKind
 from protocol.events import Loading, Ready
 from protocol.jobs import Chat, Complete, Heard, Job
 from protocol.settings import LlmSettings
@@ -26,7 +24,7 @@ from workers.llm.history import History
 from workers.llm.queue import Shares
 from workers.llm.reading import Reading
 from workers.llm.running import Row, Running
-from workers.llm.sampling import resolve
+from workers.llm.sampling import refuse, resolve
 from workers.loop import Emit, failed
 from workers.whisper.backend import describe
 from workers.whisper.cpu.memory import share_heap
@@ -110,12 +108,7 @@ class LlmEngine:
         """Take a job; its prompt is rendered later. Raises Failure for what no language model can do."""
         if not isinstance(job, Chat | Complete):
             raise WrongModelKind("this worker runs a language model and does nothing else")
-        for token, _ in job.generation.sampling.logit_bias:
-            if not 0 <= token < self._vocabulary:
-                raise InvalidValue(
-                    f"logit_bias: the model has no token {token}; its tokens are 0 to {self._vocabulary - 1}",
-                    param="logit_bias",
-                )
+        refuse(job.generation.sampling, self._vocabulary)
         running = Running(job, emit)
         self._jobs.append(running)
         self._shares.enter(running.client)
@@ -124,7 +117,7 @@ class LlmEngine:
     def cancel(self, handle: Running) -> None:
         """What was computed for it stays as a beginning for others."""
         if handle in self._jobs:
-            self._keep_rows(handle.rows)
+            self._beginnings.leave(handle.rows)
             self._part(handle)
 
     def answer(self, handle: Running, heard: Heard) -> None:
@@ -163,7 +156,7 @@ class LlmEngine:
         ids: Sequence[int] = prompt.ids
         if prompt.text is not None:
             ids = self._history.ids_of(prompt.text, ids, self._language.encode, self._language.decode)
-        running.take(prompt, ids, self._language.room(len(ids), running.job.generation.max_tokens))
+        running.take(prompt, ids, self._language.room(prompt, len(ids), running.job.generation.max_tokens))
         running.clock.template = 1e3 * (time.perf_counter() - begun)
 
     def _decode(self) -> None:
@@ -226,7 +219,7 @@ class LlmEngine:
 
     def _end(self, rows: Sequence[Row]) -> None:
         """Rows that are over leave; what their conversations were is remembered; jobs without a choice left end."""
-        self._keep_rows(rows)
+        self._beginnings.leave(rows)
         for row in rows:
             running = row.running
             if row in running.rows:
@@ -239,14 +232,6 @@ class LlmEngine:
                         self._language.trace(spent, len(running.ids), running.cached, row.voice)
                     self._part(running)
                     running.finish(spent)
-
-    def _keep_rows(self, rows: Sequence[Row]) -> None:
-        """Rows give up their seats; of each job the first choice's caches are kept."""
-        first = [row for row in rows if row.choice == 0]
-        for row, layers in self._seats.leave(first, keep=True):
-            ids = np.concatenate([row.running.ids, np.array(row.ids[:-1], np.int32)])
-            self._beginnings.keep(row.running, ids, layers)
-        self._seats.leave(rows)
 
     def _remember(self, row: Row) -> None:
         prompt = row.running.prompt

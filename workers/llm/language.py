@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from protocol.events import Spent
 from protocol.jobs import Chat, Complete, Generation
-from workers.llm import prompt, trace
+from workers.llm import prompt as prompts
+from workers.llm import trace
 from workers.llm.prompt import Prompt
 from workers.llm.text import Voice
 
@@ -25,8 +26,8 @@ class Language(Protocol):
     def render(self, job: Chat | Complete) -> Prompt:
         """Raises Failure."""
 
-    def room(self, prompt_tokens: int, max_tokens: int | None) -> int:
-        """Tokens that an answer may have. Raises ContextLengthExceeded."""
+    def room(self, prompt: Prompt, tokens: int, max_tokens: int | None) -> int:
+        """Tokens that an answer to a prompt of `tokens` may have. Raises ContextLengthExceeded."""
 
     def voice(self, generation: Generation, prompt: Prompt) -> Voice: ...
 
@@ -48,24 +49,25 @@ class ModelLanguage:
         self.ends = frozenset(int(each) for each in tokenizer.eos_token_ids)
 
     def render(self, job: Chat | Complete) -> Prompt:
-        return prompt.render(self._tokenizer, job, window=self._window)
+        return prompts.render(self._tokenizer, job, window=self._window)
 
-    def room(self, prompt_tokens: int, max_tokens: int | None) -> int:
-        return prompt.room(prompt_tokens, self._window, max_tokens)
+    def room(self, prompt: Prompt, tokens: int, max_tokens: int | None) -> int:
+        return prompts.room(tokens, self._window, max_tokens, param=prompt.param)
 
     def voice(self, generation: Generation, prompt: Prompt) -> Voice:
         return Voice(
             self._tokenizer,
             stop=generation.stop,
             thinking=prompt.thinking,
+            continues=prompt.continues,
             logprobs=generation.logprobs is not None,
         )
 
     def encode(self, text: str) -> Sequence[int]:
-        return prompt.encode(self._tokenizer, text)
+        return prompts.encode(self._tokenizer, text)
 
     def decode(self, ids: Sequence[int]) -> str:
-        return prompt.decode(self._tokenizer, ids)
+        return prompts.decode(self._tokenizer, ids)
 
     def trace(self, spent: Spent, prompt_tokens: int, cached_tokens: int, voice: Voice | None) -> None:
         routes = voice.routes if voice is not None else ()

@@ -168,11 +168,12 @@ class Row:
             self._say(self.voice.feed(token))
         else:
             self._say(self.voice.feed(token, *logprobs(logits, token, self._likeliest)))
-        if self.voice.stopped is not None:
-            self._end("stop")
-        elif len(self.ids) >= self.running.room:
+        if self.voice.stopped is None and len(self.ids) >= self.running.room:
+            # What was held back may turn out to be a stop string only now.
             self._say(self.voice.end())
-            self._end("length")
+            self._end("length" if self.voice.stopped is None else "stop")
+        elif self.voice.stopped is not None:
+            self._end("stop")
 
     def _say(self, piece: Piece) -> None:
         if piece:

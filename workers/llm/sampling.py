@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from protocol.errors import InternalError
+from protocol.errors import InternalError, InvalidValue
 from protocol.jobs import Sampling
 from workers.llm.files import Defaults
 
@@ -52,6 +52,15 @@ def resolve(sampling: Sampling, defaults: Defaults) -> Resolved:
         top_k=int(first(sampling.top_k, defaults.top_k, 0)),
         min_p=first(sampling.min_p, 0.0),
     )
+
+
+def refuse(sampling: Sampling, vocabulary: int) -> None:
+    """Raises InvalidValue for a token that the model, with so many, does not have."""
+    for token, _ in sampling.logit_bias:
+        if not 0 <= token < vocabulary:
+            raise InvalidValue(
+                f"logit_bias: the model has no token {token}; its tokens are 0 to {vocabulary - 1}", param="logit_bias"
+            )
 
 
 class Sampler:

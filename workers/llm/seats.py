@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from mlx_lm.models.cache import make_prompt_cache
 
 from workers.llm.batch import PADDING_BYTES, Batch, Head, copied, read
@@ -15,8 +16,8 @@ from workers.llm.sampling import Floats
 WORTH_COPYING = 32
 """Tokens that a prompt which is being read must gain by starting over from somebody else's."""
 
-GROWTH = 256
-"""Tokens by which mlx-lm's caches grow."""
+ROOM = 256
+"""Tokens by which mlx-lm's cache of one sequence grows: a short one takes as much."""
 
 
 class Seats:
@@ -53,7 +54,7 @@ class Seats:
 
     def seat(self, rows: Sequence[Row], layers: Layers, length: int, *, shared: bool) -> None:
         """Rows that go on from the same `length` tokens. Without `shared` a single row gets `layers` themselves."""
-        self.token_bytes = sum(layer.nbytes for layer in layers) // max(length, GROWTH)
+        self.token_bytes = sum(layer.nbytes for layer in layers) // max(length, ROOM)
         waiting = list(rows)
         while waiting:
             batch = self._roomiest(layers, length)
@@ -121,6 +122,13 @@ class Beginnings:
         if found is not None:
             running.layers, running.done, running.cached = found.layers, found.length, found.length
             running.pin = running.pin or found.pin
+
+    def leave(self, rows: Sequence[Row]) -> None:
+        """Rows give up their seats; of each job the first choice's caches are kept."""
+        for row, layers in self._seats.leave([row for row in rows if row.choice == 0], keep=True):
+            ids = np.concatenate([row.running.ids, np.array(row.ids[:-1], np.int32)])
+            self.keep(row.running, ids, layers)
+        self._seats.leave(rows)
 
     def keep(self, running: Running, ids: Ids, layers: Layers) -> None:
         """Remember a sequence; the caller gives up its layers."""

@@ -48,7 +48,7 @@ class Ids(ToyLanguage):
         super().__init__(ends)
         self.voices: dict[tuple[int, ...], Listener] = {}
 
-    def room(self, prompt_tokens: int, max_tokens: int | None) -> int:
+    def room(self, prompt: ToyPrompt, tokens: int, max_tokens: int | None) -> int:
         return max_tokens or 1
 
     def voice(self, generation: Generation, prompt: ToyPrompt) -> ToyVoice:

@@ -104,10 +104,10 @@ class ToyLanguage:
             raise InvalidRequest("no shouting")
         return ToyPrompt(tuple(self.encode(text)), text, echo=text if isinstance(job, Complete) and job.echo else "")
 
-    def room(self, prompt_tokens: int, max_tokens: int | None) -> int:
-        if prompt_tokens >= WINDOW:
+    def room(self, prompt: ToyPrompt, tokens: int, max_tokens: int | None) -> int:
+        if tokens >= WINDOW:
             raise InvalidRequest("too long")
-        return min(max_tokens or WINDOW, WINDOW - prompt_tokens)
+        return min(max_tokens or WINDOW, WINDOW - tokens)
 
     def voice(self, generation: Generation, prompt: ToyPrompt) -> ToyVoice:
         return ToyVoice(generation.stop, generation.logprobs is not None)
