@@ -62,7 +62,8 @@ def told(body: bytes) -> tuple[list[Told], list[str]]:
         elif field == "data":
             data.append(value)
         elif not line and data:
-            events.append(Told(name, json.loads("\n".join(data))))
+            joined = "\n".join(data)
+            events.append(Told(name, joined if joined == "[DONE]" else json.loads(joined)))
             name, data = "", []
         else:
             assert not line, f"neither event nor data: {line!r}"

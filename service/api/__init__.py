@@ -6,7 +6,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from service.api import discovery, operations, transcriptions
+from service.api import chat, discovery, operations, transcriptions
 from service.house import Endpoint, House
 
 
@@ -21,6 +21,8 @@ async def index(house: House, request: Request) -> Response:
 ROUTES: tuple[Endpoint, ...] = (
     Endpoint("POST", "/v1/audio/transcriptions", transcriptions.transcriptions, "a recording to text, as spoken"),
     Endpoint("POST", "/v1/audio/translations", transcriptions.translations, "a recording to English text"),
+    Endpoint("POST", "/v1/chat/completions", chat.chat, "the next message of a conversation"),
+    Endpoint("POST", "/v1/completions", chat.completions, "a text goes on"),
     Endpoint("GET", "/v1", index, "this list"),
     Endpoint("GET", "/v1/models", discovery.models, "the models: configured ones, then those in the hub cache"),
     Endpoint("GET", "/v1/models/{id:path}", discovery.model, "one model, by id or alias"),
