@@ -33,7 +33,7 @@ class Reading:
         self._memory_bytes = memory_bytes
         self._line: Line[Running] = Line(shares, lambda job: job.client, lambda job: job.left)
         self._busy_pace = Pace(BUSY_S, first=32)
-        self._idle_pace = Pace(IDLE_S, first=256, least=64)
+        self._idle_pace = Pace(IDLE_S, first=256, least=128)
         self.pieces = 0
         self.tokens = 0
         """Both since the start."""
