@@ -6,10 +6,11 @@ Knows kinds and messages; knows no HTTP status (service/errors.py has that table
     ├── InvalidRequest          the request is wrong and would be wrong again
     │   ├── InvalidValue  MissingField  UnsupportedValue  UnsupportedTask  WrongModelKind
     │   ├── UndecodableAudio  EmptyAudio
+    │   ├── UnsupportedContent  ContextLengthExceeded
     │   ├── PayloadTooLarge  AudioTooLong
     │   └── UnsupportedMediaType
     ├── NotFound                there is no such route, model, session, …
-    │   └── ModelNotFound  UnknownSession
+    │   └── ModelNotFound  UnknownSession  UnknownAdapter
     ├── MethodNotAllowed
     ├── Conflict                what a session is at forbids it, and would forbid it again
     │   └── SessionFinishing  SessionFailed  SequenceGap
@@ -39,12 +40,15 @@ class Kind(StrEnum):
     WRONG_MODEL_KIND = "wrong_model_kind"
     UNDECODABLE_AUDIO = "undecodable_audio"
     EMPTY_AUDIO = "empty_audio"
+    UNSUPPORTED_CONTENT = "unsupported_content"
+    CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
     PAYLOAD_TOO_LARGE = "payload_too_large"
     AUDIO_TOO_LONG = "audio_too_long"
     UNSUPPORTED_MEDIA_TYPE = "unsupported_media_type"
     NOT_FOUND = "not_found"
     MODEL_NOT_FOUND = "model_not_found"
     UNKNOWN_SESSION = "unknown_session"
+    UNKNOWN_ADAPTER = "unknown_adapter"
     METHOD_NOT_ALLOWED = "method_not_allowed"
     SESSION_FINISHING = "session_finishing"
     SESSION_FAILED = "session_failed"
@@ -109,6 +113,14 @@ class EmptyAudio(InvalidRequest):
     kind = Kind.EMPTY_AUDIO
 
 
+class UnsupportedContent(InvalidRequest):
+    kind = Kind.UNSUPPORTED_CONTENT
+
+
+class ContextLengthExceeded(InvalidRequest):
+    kind = Kind.CONTEXT_LENGTH_EXCEEDED
+
+
 class PayloadTooLarge(InvalidRequest):
     kind = Kind.PAYLOAD_TOO_LARGE
 
@@ -131,6 +143,10 @@ class ModelNotFound(NotFound):
 
 class UnknownSession(NotFound):
     kind = Kind.UNKNOWN_SESSION
+
+
+class UnknownAdapter(NotFound):
+    kind = Kind.UNKNOWN_ADAPTER
 
 
 class MethodNotAllowed(Failure):

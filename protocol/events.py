@@ -12,10 +12,19 @@ import msgspec
 from protocol.errors import Kind
 from protocol.jobs import Reached, Span
 
-ModelKind = Literal["whisper"]
+ModelKind = Literal["whisper", "llm"]
 
 Bytes = bytes
 """The type by another name, for a struct that has a member of its own called so."""
+
+
+class GenDefaults(msgspec.Struct, frozen=True):
+    """How a language model samples when a request does not say."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    """0: all."""
 
 
 class Model(msgspec.Struct, frozen=True):
@@ -29,6 +38,10 @@ class Model(msgspec.Struct, frozen=True):
     """Trained to translate into English."""
     parameters: int
     dtype: str
+    context_window: int = 0
+    """Tokens of prompt and answer together; 0 where that means nothing."""
+    gen_defaults: GenDefaults | None = None
+    """None for a model that is no language model."""
 
 
 class Backend(msgspec.Struct, frozen=True):
@@ -202,6 +215,72 @@ class Guessed(msgspec.Struct, frozen=True, tag="guessed"):
     language: str | None
 
 
+class Candidate(msgspec.Struct, frozen=True):
+    """A token that could have been said; `token` and `bytes` as in TokenLogprob."""
+
+    token: str
+    bytes: Bytes
+    logprob: float
+
+
+class Said(msgspec.Struct, frozen=True):
+    """A generated token, under the model's own distribution (before penalties and temperature)."""
+
+    token: str
+    bytes: Bytes
+    logprob: float
+    likeliest: tuple[Candidate, ...] = ()
+
+
+class Started(msgspec.Struct, frozen=True, tag="started"):
+    """The prompt is in: before the first Delta of a job."""
+
+    prompt_tokens: int
+    cached_tokens: int
+
+
+class Delta(msgspec.Struct, frozen=True, tag="delta"):
+    """More of one choice: whole characters, no stop string, no marker. Both texts may be empty beside `said`."""
+
+    choice: int
+    text: str = ""
+    reasoning: str = ""
+    said: tuple[Said, ...] = ()
+    """The tokens of it, where log-probabilities were asked for."""
+
+
+class ChoiceEnded(msgspec.Struct, frozen=True, tag="choice_ended"):
+    """A choice is complete."""
+
+    choice: int
+    reason: Literal["stop", "length"]
+    tokens: int
+    """Generated, the end of text and what a stop string cut off included."""
+    reasoning_tokens: int = 0
+    stop: str | None = None
+    """The stop string that ended it, if one did."""
+
+
+class Spent(msgspec.Struct, frozen=True):
+    """Milliseconds inside the worker."""
+
+    queue: float = 0.0
+    template: float = 0.0
+    cache: float = 0.0
+    prefill: float = 0.0
+    first_token: float = 0.0
+    decode: float = 0.0
+
+
+class Generated(msgspec.Struct, frozen=True, tag="generated"):
+    """Ends Chat and Complete. All choices have ended before it."""
+
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    spent: Spent = Spent()
+
+
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
     """Ends any job, or, as job 0, the worker: it cannot start, or met a bug and is about to end.
 
@@ -214,7 +293,21 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     retry: bool | None = None
 
 
-Event = Progress | Decoded | Speech | Followed | Segment | Doubt | Transcribed | Guessed | Failed
+Event = (
+    Progress
+    | Decoded
+    | Speech
+    | Followed
+    | Segment
+    | Doubt
+    | Transcribed
+    | Guessed
+    | Started
+    | Delta
+    | ChoiceEnded
+    | Generated
+    | Failed
+)
 FromWorker = Loading | Ready | Event
-TERMINAL = (Decoded, Speech, Followed, Transcribed, Guessed, Failed)
+TERMINAL = (Decoded, Speech, Followed, Transcribed, Guessed, Generated, Failed)
 """After one of these a job's id is free."""

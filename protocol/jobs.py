@@ -5,7 +5,7 @@ Knows nothing about HTTP, processes or models. Ids belong to the frame, never to
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -210,6 +210,79 @@ class Guess(msgspec.Struct, frozen=True, tag="guess"):
     """Tell of each word how far into the audio it listened. Takes a further pass."""
 
 
+class Sampling(msgspec.Struct, frozen=True, kw_only=True):
+    """How a token is chosen. None: as the model's own generation_config says, else the default named here."""
+
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    """1; 0 is greedy."""
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    """1."""
+    top_k: Annotated[int, Meta(ge=0)] | None = None
+    """0: all."""
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    """0."""
+    xtc_probability: Annotated[float, Meta(ge=0, le=1)] = 0.0
+    xtc_threshold: Annotated[float, Meta(ge=0, le=0.5)] = 0.1
+    repetition_penalty: Annotated[float, Meta(gt=0)] = 1.0
+    """Over the prompt's and the answer's last `repetition_context_size` tokens, as mlx-lm has it."""
+    repetition_context_size: Annotated[int, Meta(ge=1)] = 20
+    presence_penalty: Annotated[float, Meta(ge=-2, le=2)] = 0.0
+    """This and the next as OpenAI defines them: over all generated tokens and no others."""
+    frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] = 0.0
+    logit_bias: tuple[tuple[int, Annotated[float, Meta(ge=-100, le=100)]], ...] = ()
+    """(token, what is added to its logit)."""
+    seed: int | None = None
+    """The same seed and request give the same answer, alone or among others; None: a new one each time."""
+
+
+class Generation(msgspec.Struct, frozen=True, kw_only=True):
+    """What is asked of the model beside the prompt."""
+
+    sampling: Sampling = Sampling()
+    max_tokens: Annotated[int, Meta(ge=1)] | None = None
+    """Of one choice; cut to what the context leaves. None: all of that."""
+    stop: tuple[str, ...] = ()
+    """Matched on text, never part of the answer."""
+    n: Annotated[int, Meta(ge=1, le=8)] = 1
+    logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    """Log-probabilities of each token and of so many likelier ones; None: none."""
+    client: str = ""
+    """Whose it is: the engine is fair among clients."""
+    pin: str | None = None
+    """A conversation whose prompt cache is kept as long as possible."""
+    trace: bool = False
+    """Log phases and how the first tokens were routed."""
+
+
+class ChatMessage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One message, its content already text. What the template makes of it is the template's affair."""
+
+    role: Literal["system", "user", "assistant", "tool"]
+    content: str = ""
+    name: str | None = None
+    tool_call_id: str | None = None
+    tool_calls: tuple[dict[str, Any], ...] = ()
+    reasoning_content: str | None = None
+
+
+class Chat(msgspec.Struct, frozen=True, tag="chat"):
+    """Answer a conversation. Answered by Progress, Delta and ChoiceEnded in any number, then Generated."""
+
+    messages: tuple[ChatMessage, ...]
+    generation: Generation = Generation()
+    template_kwargs: dict[str, Any] = {}
+    """Handed to the model's chat template."""
+
+
+class Complete(msgspec.Struct, frozen=True, tag="complete"):
+    """Go on with a text. Answered as Chat is."""
+
+    prompt: str | tuple[int, ...]
+    generation: Generation = Generation()
+    echo: bool = False
+    """The prompt is the beginning of the answer."""
+
+
 class Heard(msgspec.Struct, frozen=True, tag="heard"):
     """Answers the oldest Doubt of the job whose id the frame carries. Unknown ids are fine."""
 
@@ -224,5 +297,5 @@ class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
     """
 
 
-Job = Decode | DetectSpeech | Follow | Transcribe | Guess
-ToWorker = Decode | DetectSpeech | Follow | Transcribe | Guess | Heard | Cancel
+Job = Decode | DetectSpeech | Follow | Transcribe | Guess | Chat | Complete
+ToWorker = Decode | DetectSpeech | Follow | Transcribe | Guess | Chat | Complete | Heard | Cancel

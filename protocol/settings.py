@@ -46,4 +46,24 @@ class WhisperSettings(msgspec.Struct, frozen=True, tag="whisper"):
     offline: bool = False
 
 
-Settings = MediaSettings | WhisperSettings | OracleSettings
+class LlmSettings(msgspec.Struct, frozen=True, tag="llm"):
+    """The language-model engine: many conversations at once."""
+
+    model: str
+    """A folder, a Hugging Face id or a starter's name."""
+    data_dir: str
+    """Where converted starters and the prepared BLAS are kept."""
+    threads: int = 0
+    """Compute streams on a CPU; 0: one for each core that this process may use, two at most."""
+    offline: bool = False
+    cache_bytes: int = 256 << 20
+    """Of keys and values that finished conversations leave behind."""
+    max_rows: int = 16
+    """Choices decoded together; more wait."""
+    trace: bool = False
+    """Trace every request."""
+    trace_text: bool = False
+    """A trace may show tokens' text."""
+
+
+Settings = MediaSettings | WhisperSettings | OracleSettings | LlmSettings

@@ -20,7 +20,7 @@ from starlette.routing import Route
 
 from protocol.errors import Failure, Kind, MethodNotAllowed, NotFound
 from protocol.jobs import Job, Transcribe
-from protocol.settings import MediaSettings, OracleSettings, WhisperSettings
+from protocol.settings import LlmSettings, MediaSettings, OracleSettings, WhisperSettings
 from service import errors
 from service.api import ROUTES
 from service.catalog import Catalog
@@ -33,7 +33,7 @@ from service.house import House, Workers
 from service.middleware import Exchange
 from service.spool import Spool
 from service.timing import Timing
-from service.worker import Pool
+from service.worker import Pool, Worker
 
 ORACLE_STALL_FOR_EACH_SECOND = 20.0
 """Seconds of silence that one second of audio may cost the oracle, which says nothing within a window."""
@@ -121,6 +121,29 @@ def _workers(config: Config) -> Workers:
             stall=lambda _: config.stall_seconds + STEP_STALL_S,
         ),
         oracle=pool("oracle", oracle, processes=1, stall=oracle_stall, timing=Timing(idle_end=config.faithful_idle_s)),
+        llm=_llm(config),
+    )
+
+
+def _llm(config: Config) -> Worker | None:
+    """One process: conversations share its batch and its prompt cache."""
+    if not config.llm_model:
+        return None
+    settings = LlmSettings(
+        config.llm_model,
+        config.data_dir,
+        offline=config.offline,
+        cache_bytes=config.llm_cache_bytes,
+        trace=config.trace,
+        trace_text=config.trace_text,
+    )
+    return Pool(
+        "llm",
+        settings,
+        processes=1,
+        queue_limit=config.queue_limit,
+        start_wait=config.start_wait,
+        stall=lambda _: config.stall_seconds,
     )
 
 

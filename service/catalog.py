@@ -1,4 +1,4 @@
-"""Which model serves a name, and which models there are: the configured one and those in the local hub cache.
+"""Which model serves a name, and which models there are: the configured ones and those in the local hub cache.
 
 Reads the cache's small files; loads no model and asks no network.
 """
@@ -9,13 +9,15 @@ import logging
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
-from protocol.errors import ModelNotFound, WrongModelKind
-from protocol.events import Model
+from protocol.errors import ModelNotConfigured, ModelNotFound, WrongModelKind
+from protocol.events import GenDefaults, Model, ModelKind
 
 log = logging.getLogger("starling.catalog")
 
@@ -37,8 +39,8 @@ _WEIGHTS = ("weights.npz", "weights.safetensors", "model.safetensors", "model.sa
 
 class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     chat_completions: bool = False
-    transcription: bool = True
-    translation: bool
+    transcription: bool = False
+    translation: bool = False
     embeddings: bool = False
     adapters: bool = False
     tools: bool = False
@@ -55,7 +57,11 @@ class Listed(msgspec.Struct, frozen=True, kw_only=True):
     configured: bool
     resident: bool
     capabilities: Capabilities
-    transcription: bool = True
+    transcription: bool | UnsetType = UNSET
+    """There, and true, for speech models only."""
+    context_window: int | UnsetType = UNSET
+    """This and the next are known of a language model that is loaded."""
+    gen_defaults: GenDefaults | UnsetType = UNSET
 
 
 @dataclass(frozen=True)
@@ -71,6 +77,11 @@ class Catalog:
     def speech_id(self) -> str:
         return public_id(self.whisper)
 
+    @property
+    def llm_id(self) -> str:
+        """Empty: there is none."""
+        return public_id(self.llm) if self.llm else ""
+
     def is_speech(self, name: str) -> bool:
         return name in (self.speech_id, self.whisper) or name in SPEECH_NAMES
 
@@ -81,7 +92,7 @@ class Catalog:
         """
         if not name or self.is_speech(name):
             return self.speech_id
-        if (self.llm and name in (self.llm, public_id(self.llm))) or _other_kind_in_cache(name):
+        if (self.llm and name in (self.llm, self.llm_id)) or _kind_in_cache(name) == "other":
             raise WrongModelKind(f"the model {name[:100]!r} is no speech model", param="model")
         if self.strict:
             raise ModelNotFound(
@@ -89,25 +100,66 @@ class Catalog:
             )
         return self.speech_id
 
-    def listing(self, loaded: Model | None) -> list[Listed]:
-        """The configured model, then those in the cache. It reads the cache's folders."""
-        translates = loaded.translates if loaded else _translates(self.speech_id, {})
-        configured = Listed(
-            id=self.speech_id,
-            created=self.started,
-            configured=True,
-            resident=loaded is not None,
-            capabilities=Capabilities(translation=translates),
-        )
-        return [configured, *(listed for listed in _cached() if listed.id != configured.id)]
+    def resolve_llm(self, name: str) -> str:
+        """The id of the language model that serves `name`. It may read small files.
 
-    def find(self, name: str, loaded: Model | None) -> Listed:
+        Raises WrongModelKind for a speech model, ModelNotConfigured when there is no language model, ModelNotFound in
+        strict mode.
+        """
+        if name and (not self.llm or name not in (self.llm, self.llm_id)):
+            # Whisper's models are all called so, and nobody means another kind by it.
+            if self.is_speech(name) or "whisper" in name.lower() or _kind_in_cache(name) == "whisper":
+                raise WrongModelKind(f"the model {name[:100]!r} is no language model", param="model")
+            if self.strict and self.llm:
+                raise ModelNotFound(
+                    f"there is no language model {name[:100]!r} here; this server has {self.llm_id}", param="model"
+                )
+        if not self.llm:
+            raise ModelNotConfigured(
+                "no language model is configured: start the service with --llm-model and a folder, a Hugging Face id "
+                "or smollm2-135m-instruct"
+            )
+        return self.llm_id
+
+    def listing(self, whisper: Model | None, llm: Model | None) -> list[Listed]:
+        """The configured models, as far as loaded, then those in the cache. It reads the cache's folders."""
+        translates = whisper.translates if whisper else _translates(self.speech_id, {})
+        configured = [_speech(self.speech_id, self.started, translates, configured=True, resident=whisper is not None)]
+        if self.llm:
+            configured.append(_language(self.llm_id, self.started, configured=True, loaded=llm))
+        named = {listed.id for listed in configured}
+        return [*configured, *(listed for listed in _cached() if listed.id not in named)]
+
+    def find(self, name: str, whisper: Model | None, llm: Model | None) -> Listed:
         """By id or alias. Raises ModelNotFound."""
-        wanted = self.speech_id if self.is_speech(name) else name
-        for listed in self.listing(loaded):
+        wanted = self.speech_id if self.is_speech(name) else self.llm_id if self.llm and name == self.llm else name
+        for listed in self.listing(whisper, llm):
             if listed.id == wanted:
                 return listed
         raise ModelNotFound(f"there is no model {name[:100]!r} here")
+
+
+def _speech(model: str, created: int, translates: bool, *, configured: bool = False, resident: bool = False) -> Listed:
+    return Listed(
+        id=model,
+        created=created,
+        configured=configured,
+        resident=resident,
+        capabilities=Capabilities(transcription=True, translation=translates),
+        transcription=True,
+    )
+
+
+def _language(model: str, created: int, *, configured: bool = False, loaded: Model | None = None) -> Listed:
+    return Listed(
+        id=model,
+        created=created,
+        configured=configured,
+        resident=loaded is not None,
+        capabilities=Capabilities(chat_completions=True),
+        context_window=loaded.context_window if loaded else UNSET,
+        gen_defaults=(loaded.gen_defaults or GenDefaults()) if loaded else UNSET,
+    )
 
 
 def public_id(model: str) -> str:
@@ -117,7 +169,7 @@ def public_id(model: str) -> str:
 
 
 def _cached() -> Iterable[Listed]:
-    """The Whisper models in the Hugging Face cache, by id."""
+    """The models in the Hugging Face cache that could serve, by id."""
     # Late: it takes a tenth of a second, which only those pay who ask for the list.
     from huggingface_hub import CacheNotFound, scan_cache_dir
 
@@ -131,28 +183,37 @@ def _cached() -> Iterable[Listed]:
         for revision in sorted(repo.revisions, key=lambda revision: revision.last_modified, reverse=True):
             files = {file.file_name: file.file_path for file in revision.files}
             shape = _shape(files.get("config.json"))
-            if _is_whisper(shape) and any(name in files for name in _WEIGHTS):
-                yield Listed(
-                    id=repo.repo_id,
-                    created=int(revision.last_modified),
-                    configured=False,
-                    resident=False,
-                    capabilities=Capabilities(translation=_translates(repo.repo_id, shape)),
-                )
+            kind = _kind(shape) if any(name in files for name in _WEIGHTS) else None
+            if kind == "whisper":
+                yield _speech(repo.repo_id, int(revision.last_modified), _translates(repo.repo_id, shape))
+                break
+            if kind == "llm":
+                yield _language(repo.repo_id, int(revision.last_modified))
                 break
 
 
-def _other_kind_in_cache(name: str) -> bool:
-    """Whether the cache holds a model of this id that is no Whisper. Not knowing is no."""
+def _kind_in_cache(name: str) -> Literal["whisper", "other"] | None:
+    """What the cache holds under this id; None where that is not known."""
     if not _HUB_ID.fullmatch(name) or ".." in name or "--" in name:
-        return False
+        return None
     from huggingface_hub import try_to_load_from_cache
 
     found = try_to_load_from_cache(name, "config.json")
-    if not isinstance(found, str):
-        return False
-    shape = _shape(Path(found))
-    return bool(shape) and not _is_whisper(shape)
+    shape = _shape(Path(found)) if isinstance(found, str) else {}
+    if not shape:
+        return None
+    return "whisper" if _is_whisper(shape) else "other"
+
+
+def _kind(shape: dict[str, Any]) -> ModelKind | None:
+    """Of a model that a worker could load."""
+    if _is_whisper(shape):
+        return "whisper"
+    # Looked up without an import: mlx_lm would bring all of MLX into this process.
+    found, architecture = find_spec("mlx_lm"), str(shape.get("model_type", ""))
+    if found is None or found.origin is None or not architecture.isidentifier():
+        return None
+    return "llm" if (Path(found.origin).parent / "models" / f"{architecture}.py").is_file() else None
 
 
 def _shape(config: Path | None) -> dict[str, Any]:

@@ -49,7 +49,12 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         default_factory=default_data_dir
     )
     whisper_model: Annotated[str, Meta(description="a folder, a Hugging Face id or a starter's name")] = "whisper-base"
-    llm_model: Annotated[str, Meta(description="a folder or a Hugging Face id (not yet supported)")] = ""
+    llm_model: Annotated[
+        str, Meta(description="a folder, a Hugging Face id or a starter's name; empty: no language model")
+    ] = "smollm2-135m-instruct"
+    llm_cache_bytes: Annotated[int, Meta(ge=0, description="memory for what finished conversations leave behind")] = (
+        256 << 20
+    )
     whisper_workers: Annotated[int, Meta(ge=1, le=64, description="processes for the speech model")] = 1
     media_workers: Annotated[int, Meta(ge=1, le=64, description="processes that decode uploads")] = 2
     live_media_workers: Annotated[int, Meta(ge=1, le=64, description="processes that listen to live speech")] = 1
@@ -84,6 +89,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     keepalive_s: Annotated[float, Meta(gt=0, description="seconds between comments on a silent stream")] = 15.0
     unread_s: Annotated[float, Meta(gt=0, description="seconds for which a client may leave a stream unread")] = 60.0
     grace: Annotated[float, Meta(ge=0, description="seconds that running work may take at shutdown")] = 10.0
+    trace: Annotated[bool, Meta(description="log the phases of every request to the language model")] = False
+    allow_trace: Annotated[bool, Meta(description="log them for requests with the header x-starling-trace: 1")] = False
+    trace_text: Annotated[bool, Meta(description="let such a log show what the model said")] = False
     log_level: Annotated[Literal["debug", "info", "warning", "error"], Meta(description="how much is logged")] = "info"
 
 
@@ -166,8 +174,6 @@ def load(file: str | Path | None, environ: Mapping[str, str], flags: Mapping[str
             raise ConfigError(f"{given.source}: unknown setting{_hint(given, known)}")
         values[given.name] = _convert(given, known[given.name])
     config = Config(**values)  # type: ignore[arg-type]  # each value was converted to its field's type
-    if config.llm_model:
-        raise ConfigError("llm_model: not yet supported; leave it empty")
     config = msgspec.structs.replace(config, data_dir=str(Path(config.data_dir).expanduser().absolute()))
     for name in known:
         if isinstance(value := getattr(config, name), str) and _UNREAD.search(value):

@@ -27,14 +27,17 @@ class Workers:
     whisper: Worker
     oracle: Worker
     """mlx-whisper's own transcribe, for `faithful`; its process is there only while someone asks for it."""
+    llm: Worker | None = None
+    """None: no language model is configured."""
 
     def __iter__(self) -> Iterator[Worker]:
-        return (getattr(self, each.name) for each in fields(self))
+        members = (getattr(self, each.name) for each in fields(self))
+        return (worker for worker in members if worker is not None)
 
     @property
     def resident(self) -> tuple[Worker, ...]:
         """Those without which the house is not ready."""
-        return self.media, self.live, self.whisper
+        return tuple(worker for worker in self if worker is not self.oracle)
 
     async def stop(self, grace: float) -> None:
         """All at once: the seconds that running jobs may take are theirs together."""

@@ -8,17 +8,33 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar, assert_never
 
+import msgspec
 from starlette.requests import Request
 
 from protocol.errors import Failure, InternalError, RequestCancelled
-from protocol.events import Decoded, Doubt, Event, Failed, Followed, Guessed, Progress, Segment, Speech, Transcribed
-from protocol.jobs import Decode, DetectSpeech, Follow, Guess, Heard, Job, Pcm, Transcribe
+from protocol.events import (
+    ChoiceEnded,
+    Decoded,
+    Delta,
+    Doubt,
+    Event,
+    Failed,
+    Followed,
+    Generated,
+    Guessed,
+    Progress,
+    Segment,
+    Speech,
+    Started,
+    Transcribed,
+)
+from protocol.jobs import Chat, Complete, Decode, DetectSpeech, Follow, Guess, Heard, Job, Pcm, Transcribe
 from protocol.settings import SAMPLE_RATE
 from service.worker import Worker
 
@@ -26,6 +42,9 @@ T = TypeVar("T", bound=Event)
 R = TypeVar("R")
 
 log = logging.getLogger("starling.reply")
+
+JOBS_AT_ONCE = 8
+"""Of one request: enough to fill a batch, and it leaves others' jobs their room."""
 
 
 @dataclass(frozen=True)
@@ -82,10 +101,83 @@ async def transcribing(
                 case Transcribed():
                     yield Ended(event, vad_ms)
                     return
-                case Decoded() | Speech() | Followed() | Guessed() | Failed():
+                case (
+                    Decoded()
+                    | Speech()
+                    | Followed()
+                    | Guessed()
+                    | Started()
+                    | Delta()
+                    | ChoiceEnded()
+                    | Generated()
+                    | Failed()
+                ):
                     raise _out_of_place(event)
                 case _:
                     assert_never(event)
+
+
+Generating = Started | Delta | ChoiceEnded | Generated
+
+
+async def generating(llm: Worker, jobs: Sequence[Chat | Complete]) -> AsyncGenerator[Generating, None]:
+    """What the worker says about each job, to the end of all. Raises its refusals; the first ends everything.
+
+    All jobs have as many choices; those of the second are counted on from those of the first. A few jobs run at once.
+    """
+    if len(jobs) == 1:
+        async with aclosing(_generating(llm, jobs[0], 0)) as events:
+            async for event in events:
+                yield event
+        return
+    waiting = [_generating(llm, job, place * job.generation.n) for place, job in enumerate(jobs)]
+    waiting.reverse()
+    coming: dict[asyncio.Task[Generating], AsyncGenerator[Generating, None]] = {}
+    try:
+        while waiting or coming:
+            while waiting and len(coming) < JOBS_AT_ONCE:
+                events = waiting.pop()
+                coming[asyncio.create_task(_next(events))] = events
+            done, _ = await asyncio.wait(coming, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                events = coming.pop(task)
+                if isinstance(failure := task.exception(), StopAsyncIteration):
+                    continue
+                if failure is not None:
+                    raise failure
+                coming[asyncio.create_task(_next(events))] = events
+                yield task.result()
+    finally:
+        for task in coming:
+            task.cancel()
+        await asyncio.gather(*coming, return_exceptions=True)
+        for events in (*coming.values(), *waiting):
+            await events.aclose()
+
+
+async def _next(events: AsyncGenerator[Generating, None]) -> Generating:
+    return await anext(events)
+
+
+async def _generating(llm: Worker, job: Chat | Complete, base: int) -> AsyncGenerator[Generating, None]:
+    """The events of one job, whose first choice is `base`."""
+    async with aclosing(llm.run(job)) as events:
+        async for event in events:
+            match event:
+                case Delta() | ChoiceEnded():
+                    yield msgspec.structs.replace(event, choice=base + event.choice) if base else event
+                case Started():
+                    yield event
+                case Generated():
+                    yield event
+                    return
+                case Progress():
+                    pass
+                case Decoded() | Speech() | Followed() | Guessed() | Segment() | Doubt() | Transcribed() | Failed():
+                    raise _out_of_place(event)
+                case _:
+                    assert_never(event)
+    raise _cut_short()
 
 
 async def _settle(hear: Hear, audio: Pcm, doubt: Doubt) -> tuple[Heard, float]:

@@ -21,7 +21,11 @@ from protocol.errors import Failure, InternalError
 from service import errors
 
 Message = Mapping[str, Any]
-"""One event's data. Its `type` is also the event's name: some clients go by the one, some by the other."""
+"""One event's data. Its `type` is also the event's name: some clients go by the one, some by the other. Without a
+`type` it has no name: chunks of OpenAI's completions are such."""
+
+DONE = {"[DONE]": True}
+"""The last message of a stream of chunks, which is no JSON."""
 
 
 class Numbered(NamedTuple):
@@ -104,5 +108,5 @@ def _error(failure: Failure) -> ServerSentEvent:
 
 
 def _event(message: Message, id: int | None = None) -> ServerSentEvent:
-    data = msgspec.json.encode(message).decode().translate(_LINE_ENDS)
-    return ServerSentEvent(data, event=message["type"], id=None if id is None else str(id), sep=END)
+    data = "[DONE]" if message is DONE else msgspec.json.encode(message).decode().translate(_LINE_ENDS)
+    return ServerSentEvent(data, event=message.get("type"), id=None if id is None else str(id), sep=END)

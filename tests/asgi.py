@@ -71,7 +71,8 @@ def told(body: bytes) -> tuple[list[Told], list[str]]:
         elif field == "data":
             data.append(value)
         elif not line and data:
-            events.append(Told(name, json.loads("\n".join(data)), id))
+            joined = "\n".join(data)
+            events.append(Told(name, joined if joined == "[DONE]" else json.loads(joined), id))
             name, id, data = "", None, []
         else:
             assert not line, f"neither event nor data: {line!r}"

@@ -37,6 +37,7 @@ class Scripted:
     media: FakeWorker
     whisper: FakeWorker
     oracle: FakeWorker
+    llm: FakeWorker | None
     spool: Spool
 
     def post(self, *parts: Any, path: str = "/v1/audio/transcriptions", file: bytes | None = WAV) -> Reply:
@@ -57,7 +58,11 @@ class Scripted:
 
 
 @contextmanager
-def scripted(folder: Path, model: Model = MULTILINGUAL, script: Any = None, **settings: Any) -> Iterator[Scripted]:
+def scripted(
+    folder: Path, model: Model = MULTILINGUAL, script: Any = None, *, llm: FakeWorker | None = None, **settings: Any
+) -> Iterator[Scripted]:
+    """Without `llm` no language model is configured, unless `llm_model` says otherwise."""
+    settings.setdefault("llm_model", "smol" if llm else "")
     config = Config(data_dir=str(folder), whisper_model=model.id, **settings)
     ready = Ready(1, Backend("cpu", "0.32", "OpenBLAS 0.3"), model)
     heard = [Progress(0.0, 4.5), *SEGMENTS, HEARD] if script is None else script
@@ -71,6 +76,6 @@ def scripted(folder: Path, model: Model = MULTILINGUAL, script: Any = None, **se
     oracle = FakeWorker("oracle", {Transcribe: heard})
     oracle.state = "idle"
     with Spool(folder) as spool, Store(folder) as store:
-        app = build(furnish(config, Workers(media, live, whisper, oracle), spool, store))
-        yield Scripted(app, media, whisper, oracle, spool)
+        app = build(furnish(config, Workers(media, live, whisper, oracle, llm=llm), spool, store))
+        yield Scripted(app, media, whisper, oracle, llm, spool)
         assert spool.usage().files == 0, "a file was left in the spool"

@@ -18,7 +18,7 @@ from typing import Any, Final, assert_never
 
 from setproctitle import setproctitle
 
-from protocol.settings import MediaSettings, OracleSettings, Settings, WhisperSettings
+from protocol.settings import LlmSettings, MediaSettings, OracleSettings, Settings, WhisperSettings
 from workers.loop import Engine, Report, serve
 
 
@@ -40,8 +40,14 @@ def _whisper(settings: WhisperSettings, report: Report) -> Engine[Any]:
     return build(settings, report)
 
 
+def _llm(settings: LlmSettings, report: Report) -> Engine[Any]:
+    from workers.llm.engine import build
+
+    return build(settings, report)
+
+
 ENGINES: Final[Mapping[type[Settings], Callable[[Any, Report], Engine[Any]]]] = MappingProxyType(
-    {MediaSettings: _media, WhisperSettings: _whisper, OracleSettings: _oracle}
+    {MediaSettings: _media, WhisperSettings: _whisper, OracleSettings: _oracle, LlmSettings: _llm}
 )
 
 
@@ -54,6 +60,8 @@ def title(settings: Settings) -> str:
             return f"starling: whisper {PurePath(settings.model).name}"
         case OracleSettings():
             return f"starling: oracle {PurePath(settings.model).name}"
+        case LlmSettings():
+            return f"starling: llm {PurePath(settings.model).name}"
         case _:
             assert_never(settings)
 

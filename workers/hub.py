@@ -1,6 +1,6 @@
-"""Whisper models of the Hugging Face hub: those in its local cache, and the download of others.
+"""Models of the Hugging Face hub, of both kinds: those in its local cache, and the download of others.
 
-Knows huggingface-hub and the words for its failures; imports no mlx. Also `python -m workers.hub get ID | list`.
+Knows huggingface-hub and the words for its failures; imports no mlx itself. Also `python -m workers.hub get ID | list`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from typing import Any, Literal, NoReturn
 import msgspec
 
 from protocol.errors import Failure, ModelNotConfigured
-from protocol.events import Loading
+from protocol.events import Loading, ModelKind
+from workers.llm import files as llm_files
 from workers.starter import catalog
 from workers.whisper import files
 
@@ -32,6 +33,7 @@ class Entry(msgspec.Struct, frozen=True):
 
     id: str
     source: Literal["starter", "hub"]
+    kind: ModelKind
     size_bytes: int
     path: str
     ready: bool
@@ -43,12 +45,12 @@ def is_id(model: str) -> bool:
     return _ID.fullmatch(model) is not None
 
 
-def find(model: str, *, offline: bool, report: Report) -> Path:
+def find(model: str, kind: ModelKind, *, offline: bool, report: Report) -> Path:
     """The model's folder in the hub's cache; downloaded when it is not whole there. Raises ModelNotConfigured."""
-    return cached(model) or download(model, offline=offline, report=report)
+    return cached(model, kind) or download(model, kind, offline=offline, report=report)
 
 
-def cached(model: str) -> Path | None:
+def cached(model: str, kind: ModelKind) -> Path | None:
     """The newest snapshot that is complete; never asks the network."""
     from huggingface_hub import try_to_load_from_cache
 
@@ -56,11 +58,27 @@ def cached(model: str) -> Path | None:
     if not isinstance(config, str):
         return None
     folder = Path(config).parent
-    return folder if files.is_whisper(folder) else None
+    return folder if _is_whole(folder, kind) else None
 
 
-def download(model: str, *, offline: bool, report: Report) -> Path:
-    """Fetch what is missing or newer. Raises ModelNotConfigured.
+def _is_whole(folder: Path, kind: ModelKind) -> bool:
+    return files.is_whisper(folder) if kind == "whisper" else llm_files.is_llm(folder)
+
+
+def _kind(config: dict[str, Any]) -> ModelKind:
+    return "whisper" if config.get("model_type", "whisper") == "whisper" else "llm"
+
+
+def _check(config: dict[str, Any], kind: ModelKind, name: str) -> None:
+    """Raises ModelNotConfigured when a configuration is of no model of this kind."""
+    if kind == "whisper":
+        files.dimensions(config, name)
+    else:
+        llm_files.check(config, name)
+
+
+def download(model: str, kind: ModelKind | None, *, offline: bool, report: Report) -> Path:
+    """Fetch what is missing or newer, of whatever kind it is if `kind` is None. Raises ModelNotConfigured.
 
     A transfer that breaks off goes on from where it stopped; after a restart only whole files are kept. Of several
     weight files it fetches one layout, and never what has to be unpickled.
@@ -76,12 +94,16 @@ def download(model: str, *, offline: bool, report: Report) -> Path:
     # The client's HTTP library raises its own errors too; it has been three different libraries so far.
     transport_error: Any = HfHubHTTPError.__bases__[0]
     try:
-        names = files.choose(file.rfilename for file in HfApi().model_info(model).siblings or ())
-        if files.CONFIG in names:
-            config = Path(hf_hub_download(model, files.CONFIG))
-            files.dimensions(msgspec.json.decode(config.read_bytes(), type=dict[str, Any]), model)
+        there = [file.rfilename for file in HfApi().model_info(model).siblings or ()]
+        names: tuple[str, ...] = ()
+        if files.CONFIG in there:
+            config = msgspec.json.decode(Path(hf_hub_download(model, files.CONFIG)).read_bytes(), type=dict[str, Any])
+            kind = kind or _kind(config)
+            _check(config, kind, model)
+            names = files.choose(there) if kind == "whisper" else llm_files.choose(there)
         if files.CONFIG not in names or len(names) == 1:
-            raise ModelNotConfigured(f"{model} has no {files.CONFIG} and safetensors or npz weights that could be read")
+            layouts = "safetensors" if kind == "llm" else "safetensors or npz"
+            raise ModelNotConfigured(f"{model} has no {files.CONFIG} and {layouts} weights that could be read")
         return Path(snapshot_download(model, allow_patterns=list(names), tqdm_class=_bar(model, report)))
     except msgspec.DecodeError as error:
         raise ModelNotConfigured(f"{model}: {files.CONFIG} is no JSON object") from error
@@ -144,11 +166,11 @@ def _counts(bars: list[Any]) -> tuple[list[float], list[float | None]]:
 
 
 def models(data_dir: str | Path) -> Iterator[Entry]:
-    """The starters, then the Whisper models in the hub's cache by id."""
-    for name in catalog.STARTERS:
+    """The starters, then the models in the hub's cache by id."""
+    for name, starter in catalog.STARTERS.items():
         folder = catalog.folder(name, data_dir)
         size = sum(file.stat().st_size for file in folder.iterdir()) if folder.is_dir() else 0
-        yield Entry(name, "starter", size, str(folder), catalog.converted(name, data_dir))
+        yield Entry(name, "starter", starter.kind, size, str(folder), catalog.converted(name, data_dir))
     from huggingface_hub import CacheNotFound, scan_cache_dir
 
     try:
@@ -157,19 +179,22 @@ def models(data_dir: str | Path) -> Iterator[Entry]:
         return
     for repository in sorted(repositories, key=lambda each: each.repo_id):
         newest = max(repository.revisions, key=lambda each: ("main" in each.refs, each.last_modified), default=None)
-        if repository.repo_type != "model" or newest is None or not _names_whisper(newest.snapshot_path):
+        kind = _kind_of(newest.snapshot_path) if repository.repo_type == "model" and newest is not None else None
+        if newest is None or kind is None:
             continue
-        ready = files.is_whisper(newest.snapshot_path)
-        yield Entry(repository.repo_id, "hub", repository.size_on_disk, str(newest.snapshot_path), ready)
+        ready = _is_whole(newest.snapshot_path, kind)
+        yield Entry(repository.repo_id, "hub", kind, repository.size_on_disk, str(newest.snapshot_path), ready)
 
 
-def _names_whisper(folder: Path) -> bool:
+def _kind_of(folder: Path) -> ModelKind | None:
+    """What a folder's configuration names; None where it is of neither kind."""
     try:
         config = msgspec.json.decode((folder / files.CONFIG).read_bytes(), type=dict[str, Any])
-        files.dimensions(config, folder.name)
+        kind = _kind(config)
+        _check(config, kind, folder.name)
     except (OSError, msgspec.DecodeError, ModelNotConfigured):
-        return False
-    return True
+        return None
+    return kind
 
 
 def get(model: str, data_dir: str, *, offline: bool, report: Report) -> Path:
@@ -178,12 +203,12 @@ def get(model: str, data_dir: str, *, offline: bool, report: Report) -> Path:
         return catalog.prepare(model, data_dir, report)
     if not is_id(model):
         raise ModelNotConfigured(f"{model!r} is no Hugging Face id (owner/name) and no starter")
-    return download(model, offline=offline, report=report)
+    return download(model, None, offline=offline, report=report)
 
 
 def main(arguments: list[str] | None = None) -> int:
     """0, or 1 with a sentence on stderr."""
-    parser = argparse.ArgumentParser(prog="python -m workers.hub", description="Whisper models on this machine")
+    parser = argparse.ArgumentParser(prog="python -m workers.hub", description="models on this machine")
     commands = parser.add_subparsers(dest="command", required=True)
     fetch = commands.add_parser("get", help="download a model, or convert a starter; the folder goes to stdout")
     fetch.add_argument("id")

@@ -6,7 +6,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from service.api import discovery, operations, sessions, transcriptions
+from service.api import chat, discovery, operations, sessions, transcriptions
 from service.house import Endpoint, House
 
 
@@ -30,6 +30,8 @@ ROUTES: tuple[Endpoint, ...] = (
     Endpoint("POST", f"{SESSIONS}/{{id}}/audio", sessions.audio, "the next piece of its audio"),
     Endpoint("GET", f"{SESSIONS}/{{id}}/events", sessions.events, "what happens in it, as it happens"),
     Endpoint("POST", f"{SESSIONS}/{{id}}/finish", sessions.finish, "its whole text, once all is transcribed"),
+    Endpoint("POST", "/v1/chat/completions", chat.chat, "the next message of a conversation"),
+    Endpoint("POST", "/v1/completions", chat.completions, "a text goes on"),
     Endpoint("GET", "/v1", index, "this list"),
     Endpoint("GET", "/v1/models", discovery.models, "the models: configured ones, then those in the hub cache"),
     Endpoint("GET", "/v1/models/{id:path}", discovery.model, "one model, by id or alias"),

@@ -54,6 +54,7 @@ def _unready(worker: Worker) -> Failure | None:
 
 async def stats(house: House, request: Request) -> Response:
     whisper = house.workers.whisper.ready
+    llm = house.workers.llm.ready if house.workers.llm else None
     lines = [process for worker in house.workers for process in worker.stats()]
     usage = await asyncio.to_thread(house.spool.usage)
     recorded = await asyncio.to_thread(house.sessions.usage)
@@ -68,6 +69,7 @@ async def stats(house: House, request: Request) -> Response:
             "backend": whisper.backend if whisper else None,
             "blas": whisper.backend.blas if whisper else None,
             "model": whisper.model if whisper else None,
+            "llm": llm.model if llm else None,
             "spool": usage,
             "sessions": {**house.sessions.counts(), "limit": house.config.max_sessions, "bytes": recorded},
         }

@@ -22,6 +22,10 @@ async def announce(workers: Iterable[Worker], url: str) -> None:
         for worker in list(waiting):
             if worker.failure is not None:
                 _say(f"not ready: {worker.failure.message}")
+                if worker.name == "llm":
+                    waiting.remove(worker)
+                    _say("The service answers, but not in chats; `starling doctor` says more.")
+                    continue
                 _say("The service answers, but cannot transcribe; `starling doctor` says more.")
                 return
             if worker.ready is not None:

@@ -70,9 +70,9 @@ def _flags(config: Config) -> list[str]:
     """The settings as flags: the environment and a --config file are in them already."""
     flags = []
     for setting in settings().values():
-        value = getattr(config, setting.name)
-        if setting.name not in ("host", "port") and value != "":
-            flags += _flag(setting, value)
+        if setting.name not in ("host", "port"):
+            # Whoever transcribes needs no language model.
+            flags += _flag(setting, "" if setting.name == "llm_model" else getattr(config, setting.name))
     return ["--host", "127.0.0.1", "--port", "0", *flags]
 
 
@@ -106,6 +106,8 @@ def wait_ready(url: str, report: Callable[[str], None]) -> None:
         if answer.status_code == httpx.codes.OK:
             return
         body = answer.json()
+        if all(line["ready"] for line in body.get("workers", ()) if line["name"] != "llm") and "workers" in body:
+            return
         if body.get("status") != "starting":
             raise Unavailable(body["error"]["message"])
         report(body["error"]["message"])

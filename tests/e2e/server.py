@@ -105,7 +105,10 @@ def serving(models: Path, *arguments: str, ready: bool = True, port: int = 0) ->
     """Serve with the models under `models` and a data directory of its own; at the end nothing is left.
 
     `models` is a data directory whose starters are converted already or will be; the spool is apart from it.
+    No language model, unless `arguments` name one.
     """
+    if "--llm-model" not in arguments:
+        arguments = ("--llm-model", "", *arguments)
     with tempfile.TemporaryDirectory(prefix="starling-e2e-") as folder:
         data_dir = Path(folder)
         for shared in ("models", "blas"):

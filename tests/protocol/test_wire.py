@@ -17,6 +17,7 @@ from protocol.events import (
     Failed,
     Followed,
     FromWorker,
+    Generated,
     Guessed,
     Loading,
     Progress,
@@ -134,4 +135,4 @@ def test_arbitrary_bytes_are_a_message_the_end_or_a_frame_error(data: bytes) -> 
 
 
 def test_terminal_events_end_jobs_and_nothing_else_does() -> None:
-    assert set(TERMINAL) == {Decoded, Speech, Followed, Transcribed, Guessed, Failed}
+    assert set(TERMINAL) == {Decoded, Speech, Followed, Transcribed, Guessed, Generated, Failed}

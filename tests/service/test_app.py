@@ -81,6 +81,8 @@ def test_the_map_lists_every_route(service: Scripted) -> None:
         ("POST", "/v1/audio/sessions/{id}/audio"),
         ("GET", "/v1/audio/sessions/{id}/events"),
         ("POST", "/v1/audio/sessions/{id}/finish"),
+        ("POST", "/v1/chat/completions"),
+        ("POST", "/v1/completions"),
         ("GET", "/v1"),
         ("GET", "/v1/models"),
         ("GET", "/v1/models/{id}"),
@@ -172,7 +174,9 @@ def test_a_refused_body_is_read_on_so_that_the_refusal_is_seen(service: Scripted
 
 def test_lifespan_does_not_wait_for_the_workers(tmp_path: Path) -> None:
     """The real pools and spool; their processes cannot load such a model, and nobody waits for them to say so."""
-    config = Config(data_dir=str(tmp_path), whisper_model=str(tmp_path / "nothing"), grace=0.1, media_workers=1)
+    config = Config(
+        data_dir=str(tmp_path), whisper_model=str(tmp_path / "nothing"), llm_model="", grace=0.1, media_workers=1
+    )
 
     async def main() -> None:
         app = create(config)

@@ -6,10 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from protocol.errors import ModelNotFound, WrongModelKind
-from protocol.events import Model
+from protocol.errors import ModelNotConfigured, ModelNotFound, WrongModelKind
+from protocol.events import GenDefaults, Model
 from service.catalog import Catalog, public_id
 
 WHISPER = {"n_mels": 80, "n_audio_ctx": 1500, "n_audio_layer": 4, "n_text_layer": 4, "n_vocab": 51865}
@@ -53,16 +54,18 @@ def test_the_cache_lists_the_models_that_could_serve(cache: Path) -> None:
     put(cache, "whisper-base", WHISPER, "weights.npz")
     put(cache, "mlx-community/no-weights", WHISPER, None)
     put(cache, "mlx-community/qwen", {"model_type": "qwen3"}, "model.safetensors")
+    put(cache, "mlx-community/unheard-of", {"model_type": "unheard_of"}, "model.safetensors")
     put(cache, "mlx-community/broken", "{", "model.safetensors")
     put(cache, "mlx-community/none", None, "model.safetensors")
-    listed = catalog().listing(None)
+    listed = catalog().listing(None, None)
     assert [(each.id, each.configured, each.resident, each.capabilities.translation) for each in listed] == [
         ("whisper-base", True, False, True),
+        ("mlx-community/qwen", False, False, False),
         ("mlx-community/whisper-tiny", False, False, True),
         ("mlx-community/whisper-tiny.en-mlx", False, False, False),
         ("openai/whisper-large-v3-turbo", False, False, False),
     ]
-    assert catalog().find("mlx-community/whisper-tiny", None).object == "model"
+    assert catalog().find("mlx-community/whisper-tiny", None, None).object == "model"
 
 
 def test_a_cached_model_of_another_kind_is_known_as_such(cache: Path) -> None:
@@ -77,18 +80,18 @@ def test_a_cached_model_of_another_kind_is_known_as_such(cache: Path) -> None:
 
 def test_there_may_be_no_cache(cache: Path) -> None:
     cache.rmdir()
-    assert [each.id for each in catalog().listing(None)] == ["whisper-base"]
+    assert [each.id for each in catalog().listing(None, None)] == ["whisper-base"]
 
 
 def test_a_loaded_model_says_itself_what_it_can(cache: Path) -> None:
     loaded = Model("whisper-base", "whisper", ("en",), False, 1, "float32")
-    (listed,) = catalog().listing(loaded)
+    (listed,) = catalog().listing(loaded, None)
     assert (listed.resident, listed.capabilities.translation, listed.created) == (True, False, 1_700_000_000)
 
 
 @pytest.mark.parametrize("name", ["whisper-tiny.en", "openai/whisper-large-v3-turbo", "distil-whisper/distil-large-v3"])
 def test_until_it_is_loaded_its_name_says_that_it_cannot_translate(cache: Path, name: str) -> None:
-    assert catalog(name).listing(None)[0].capabilities.translation is False
+    assert catalog(name).listing(None, None)[0].capabilities.translation is False
 
 
 def test_a_folders_path_is_no_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,3 +111,70 @@ def test_strict_and_lenient(cache: Path) -> None:
         catalog(strict=True).resolve("whatever")
     with pytest.raises(WrongModelKind):
         catalog(llm="qwen", strict=True).resolve("qwen")
+
+
+def test_a_loaded_language_model_tells_its_window_and_how_it_samples(cache: Path) -> None:
+    loaded = Model("qwen", "llm", (), False, 1, "float32", 8192, GenDefaults(0.7, 0.9, 40))
+    _, listed = catalog(llm="qwen").listing(None, loaded)
+    assert json.loads(msgspec.json.encode(listed)) == {
+        "id": "qwen",
+        "object": "model",
+        "created": 1_700_000_000,
+        "owned_by": "starling",
+        "configured": True,
+        "resident": True,
+        "capabilities": {
+            "chat_completions": True,
+            "transcription": False,
+            "translation": False,
+            "embeddings": False,
+            "adapters": False,
+            "tools": False,
+            "structured_outputs": False,
+        },
+        "context_window": 8192,
+        "gen_defaults": {"temperature": 0.7, "top_p": 0.9, "top_k": 40},
+    }
+
+
+def test_a_language_model_that_is_not_loaded_tells_its_kind_alone(cache: Path) -> None:
+    _, listed = catalog(llm="x/qwen").listing(None, None)
+    body = json.loads(msgspec.json.encode(listed))
+    assert (body["id"], body["resident"], body["capabilities"]["chat_completions"]) == ("x/qwen", False, True)
+    assert body.keys() & {"transcription", "context_window", "gen_defaults"} == set()
+    assert catalog(llm="x/qwen").find("x/qwen", None, None) == listed
+
+
+def test_a_speech_model_is_listed_as_one(cache: Path) -> None:
+    (listed,) = catalog().listing(None, None)
+    body = json.loads(msgspec.json.encode(listed))
+    assert (body["transcription"], body["capabilities"]["transcription"]) == (True, True)
+    assert body["capabilities"]["chat_completions"] is False
+
+
+@pytest.mark.parametrize("name", ["", "qwen", "gpt-4o", "mlx-community/qwen", "../../etc"])
+def test_any_name_of_no_speech_model_is_served_by_the_language_model(cache: Path, name: str) -> None:
+    assert catalog(llm="qwen").resolve_llm(name) == "qwen"
+
+
+@pytest.mark.parametrize(
+    "name", ["whisper-1", "whisper-base", "gpt-4o-transcribe", "openai/whisper-tiny", "mlx-community/ear"]
+)
+def test_a_speech_model_does_not_chat(cache: Path, name: str) -> None:
+    put(cache, "mlx-community/ear", WHISPER, "weights.npz")
+    for made in (catalog(llm="qwen"), catalog()):
+        with pytest.raises(WrongModelKind, match="no language model"):
+            made.resolve_llm(name)
+
+
+def test_strict_names_of_language_models(cache: Path) -> None:
+    strict = catalog(llm="/models/qwen", strict=True)
+    assert (strict.resolve_llm(""), strict.resolve_llm("qwen"), strict.resolve_llm("/models/qwen")) == ("qwen",) * 3
+    with pytest.raises(ModelNotFound, match="'gpt-4o'"):
+        strict.resolve_llm("gpt-4o")
+
+
+def test_no_language_model_says_how_to_get_one(cache: Path) -> None:
+    for strict in (True, False):
+        with pytest.raises(ModelNotConfigured, match="--llm-model"):
+            catalog(strict=strict).resolve_llm("gpt-4o")

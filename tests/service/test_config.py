@@ -123,8 +123,9 @@ def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
     assert refusal(tmp_path / "none.toml") == f"{tmp_path / 'none.toml'}: cannot be read: No such file or directory"
 
 
-def test_a_language_model_is_refused_until_there_is_one() -> None:
-    assert refusal(llm_model="x/y") == "llm_model: not yet supported; leave it empty"
+def test_a_flag_that_is_empty_means_no_language_model() -> None:
+    assert load(None, {}, {}).llm_model == "smollm2-135m-instruct"
+    assert load(None, {}, {"llm_model": ""}).llm_model == ""
 
 
 def test_every_setting_has_a_flag_and_a_description() -> None:

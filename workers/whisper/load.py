@@ -75,16 +75,16 @@ def load(
 
 def find(model: str, *, data_dir: str | Path, offline: bool, report: Callable[[events.Loading], None]) -> Path:
     """The folder with the model's files, converted or downloaded if need be. Raises ModelNotConfigured."""
-    if model in catalog.STARTERS:
+    if model in catalog.names("whisper"):
         return catalog.prepare(model, data_dir, report)
     folder = Path(model).expanduser()
     if model and folder.is_dir():
         return folder
     if hub.is_id(model):
-        return hub.find(model, offline=offline, report=report)
+        return hub.find(model, "whisper", offline=offline, report=report)
     raise ModelNotConfigured(
         f"there is no speech model {display_name(model)!r}: name a folder, a Hugging Face id (owner/name) "
-        f"or a starter ({', '.join(catalog.STARTERS)})"
+        f"or a starter ({', '.join(catalog.names('whisper'))})"
     )
 
 

@@ -43,6 +43,14 @@ def test_a_model_that_cannot_be_had_is_the_last_word(capsys: pytest.CaptureFixtu
     assert "curl" not in printed
 
 
+def test_speech_is_announced_where_the_language_model_cannot_be_had(capsys: pytest.CaptureFixture[str]) -> None:
+    llm = FakeWorker("llm", {}, failure=ModelNotConfigured("x/y is not here"))
+    asyncio.run(announce([llm, FakeWorker("media", {}, ready=Ready(2))], URL))
+    printed = capsys.readouterr().out
+    assert printed.startswith("not ready: x/y is not here\nThe service answers, but not in chats;")
+    assert "curl" in printed
+
+
 def test_progress_is_told_while_it_loads(capsys: pytest.CaptureFixture[str]) -> None:
     worker = FakeWorker("whisper", {}, loading=Loading("loading whisper-base"))
 

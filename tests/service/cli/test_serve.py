@@ -28,7 +28,18 @@ ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.sta
 class Started:
     def __init__(self, folder: Path) -> None:
         # A model that is not there: this is about the process, and nothing has to be loaded.
-        flags = ["--port", "0", "--whisper-model", "no/such", "--offline", "--until-eof", "--grace", "0.5"]
+        flags = [
+            "--port",
+            "0",
+            "--whisper-model",
+            "no/such",
+            "--llm-model",
+            "",
+            "--offline",
+            "--until-eof",
+            "--grace",
+            "0.5",
+        ]
         self.log = folder.with_name("log")
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(

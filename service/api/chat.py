@@ -1,0 +1,136 @@
+"""POST /v1/chat/completions and /v1/completions: a conversation or a text in, what the model says out.
+
+Knows the order of the work; what a field means is said in service/chat, how an answer is written in completions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import ExitStack, aclosing
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from protocol.jobs import Chat, Complete
+from service import completions as rendering
+from service import dialects, forms, reply, upload
+from service.chat import client
+from service.chat.request import Asked, read_chat, read_completion
+from service.house import House
+from service.sse import DONE, EventStream, Message
+from service.worker import Worker
+
+
+async def chat(house: House, request: Request) -> Response:
+    return await _answer(house, request, _chat)
+
+
+async def completions(house: House, request: Request) -> Response:
+    return await _answer(house, request, _completion)
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """One request, checked. `choices`: to generate for each job; `asked`: how many of them the client wants."""
+
+    fields: Asked
+    ignored: list[str]
+    jobs: tuple[Chat | Complete, ...]
+    dialect: dialects.Dialect
+    choices: int
+    asked: int
+
+
+def _chat(members: Mapping[str, Any], who: str, trace: bool) -> _Wanted:
+    wanted, ignored = read_chat(members)
+    dialect = dialects.Chat(logprobs=wanted.logprobs)
+    return _Wanted(wanted, ignored, (wanted.job(who, trace=trace),), dialect, wanted.n, wanted.n)
+
+
+def _completion(members: Mapping[str, Any], who: str, trace: bool) -> _Wanted:
+    wanted, ignored = read_completion(members)
+    dialect = dialects.Text(logprobs=wanted.logprobs)
+    return _Wanted(wanted, ignored, wanted.jobs(who, trace=trace), dialect, wanted.candidates, wanted.n)
+
+
+async def _answer(house: House, asking: Request, parse: Callable[[Mapping[str, Any], str, bool], _Wanted]) -> Response:
+    given = await upload.read_fields(asking, house.config.max_json_bytes, house.config.upload_idle_s)
+    began = time.perf_counter()
+    members = {entry.name: entry.value for entry in given.entries}
+    trace = house.config.allow_trace and asking.headers.get("x-starling-trace") == "1"
+
+    def checked() -> tuple[_Wanted, str]:
+        wanted = parse(members, client.name(asking), trace)
+        return wanted, house.catalog.resolve_llm(wanted.fields.model)
+
+    # A long conversation is megabytes to look at, and the name of a model may be looked up on disk.
+    wanted, model = await asyncio.to_thread(checked)
+    llm = house.workers.llm
+    assert llm is not None, "the catalog has a language model"
+    answer = _Answer(llm, wanted, model, f"{wanted.dialect.prefix}{secrets.token_hex(12)}", int(time.time()), began)
+    headers = _headers(model, wanted.ignored)
+    if wanted.fields.stream:
+        told = answer.told()
+        first = await reply.unless_gone(asking, _first(told))
+        times = {"keepalive_s": house.config.keepalive_s, "unread_s": house.config.unread_s}
+        return EventStream(first, told, ExitStack(), headers, **times)
+    body = await reply.unless_gone(asking, answer.collected())
+    return Response(msgspec.json.encode(body), headers=headers, media_type="application/json")
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """One answer to be. `began`: perf_counter when the request was there; `created`: seconds since 1970."""
+
+    llm: Worker
+    wanted: _Wanted
+    model: str
+    id: str
+    created: int
+    began: float
+
+    async def collected(self) -> dialects.Body:
+        wanted = self.wanted
+        whole = rendering.Collected(wanted.dialect, choices=wanted.choices, asked=wanted.asked)
+        async with aclosing(reply.generating(self.llm, wanted.jobs)) as events:
+            async for event in events:
+                whole.take(event)
+        return whole.body(self._head(), time.perf_counter() - self.began)
+
+    async def told(self) -> AsyncGenerator[Message, None]:
+        """The stream's messages. The first comes with the first token: until then a refusal has its status."""
+        wanted = self.wanted
+        choices = wanted.choices * len(wanted.jobs)
+        async with aclosing(reply.generating(self.llm, wanted.jobs)) as events:
+            chunks = None
+            async for event in events:
+                # Not before: the model that answers is known once it does.
+                chunks = chunks or rendering.Chunks(
+                    self._head(), wanted.dialect, choices=choices, usage=wanted.fields.usage_wanted
+                )
+                for chunk in chunks.take(event):
+                    yield chunk
+        assert chunks is not None, "an answer has events"
+        for chunk in chunks.end(time.perf_counter() - self.began):
+            yield chunk
+        yield DONE
+
+    def _head(self) -> rendering.Head:
+        return rendering.Head(self.id, self.created, self.model, rendering.fingerprint(self.llm.ready))
+
+
+async def _first(told: AsyncGenerator[Message, None]) -> Message:
+    return await anext(told)
+
+
+def _headers(model: str, ignored: list[str]) -> dict[str, str]:
+    """Those that are known before any work is done."""
+    headers = {"x-starling-model": quote(model, safe="/: "), "x-starling-ignored": forms.ignored_header(ignored)}
+    return {name: value for name, value in headers.items() if value is not None}

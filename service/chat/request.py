@@ -1,0 +1,266 @@
+"""The typed requests for a chat and for a completion: their fields, limits and defaults, and the rules between them.
+
+Knows what a client may ask; knows neither how it was sent nor who does the work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from protocol.errors import InvalidValue, MissingField, UnknownAdapter, UnsupportedValue
+from protocol.jobs import Chat, Complete, Generation, Sampling
+from service import forms
+from service.chat import typed
+from service.chat.messages import Message, told
+
+T = TypeVar("T", bound="Asked")
+
+MOST_PROMPTS = 128
+MOST_TOKENS_OF_A_COMPLETION = 16
+"""OpenAI's default for completions; a chat has none."""
+LEAST_TOP_P = 1e-9
+"""What a top_p of 0 means, which OpenAI allows: the likeliest token alone."""
+
+NO_EFFECT = (
+    "user",
+    "store",
+    "metadata",
+    "service_tier",
+    "safety_identifier",
+    "prediction",
+    "verbosity",
+    "moderation",
+    "prompt_cache_retention",
+    "prompt_cache_options",
+)
+"""They only steer a hosted service."""
+
+Pin = Annotated[str, Meta(max_length=512)]
+
+
+class StreamOptions(msgspec.Struct, frozen=True):
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+    """Without effect: nobody between us and the client measures its tokens."""
+
+
+class ResponseFormat(msgspec.Struct, frozen=True):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: Any = None
+
+
+class Asked(Sampling, frozen=True, kw_only=True):
+    """What both requests have. What Sampling has, it has under the same names and limits."""
+
+    model: str = ""
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    max_tokens: Annotated[int, Meta(ge=1)] | None = None
+    stop: Annotated[
+        str | Annotated[tuple[str, ...], Meta(max_length=4)],
+        Meta(description="a string or a list of at most 4 strings"),
+    ] = ()
+    n: Annotated[int, Meta(ge=1, le=8)] = 1
+    adapter: str = ""
+    session_id: Pin = ""
+    prompt_cache_key: Pin = ""
+    response_format: ResponseFormat | None = None
+    guided_grammar: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_json: Any = None
+    structured_outputs: Any = None
+
+    @property
+    def usage_wanted(self) -> bool:
+        """In a stream."""
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    def generation(
+        self, client: str, *, trace: bool, n: int, max_tokens: int | None, logprobs: int | None
+    ) -> Generation:
+        """What the worker is told, but the prompt."""
+        stop = (self.stop,) if isinstance(self.stop, str) else self.stop
+        return Generation(
+            sampling=Sampling(**{name: getattr(self, name) for name in Sampling.__struct_fields__}),
+            max_tokens=max_tokens,
+            stop=tuple(each for each in stop if each),
+            n=n,
+            logprobs=logprobs,
+            client=client,
+            pin=self.session_id or self.prompt_cache_key or None,
+            trace=trace,
+        )
+
+
+class ChatRequest(Asked, frozen=True, kw_only=True):
+    """POST /v1/chat/completions."""
+
+    messages: Annotated[tuple[Message, ...], Meta(min_length=1)]
+    max_completion_tokens: Annotated[int, Meta(ge=1)] | None = None
+    """Wins over max_tokens, its old name."""
+    logprobs: bool = False
+    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    modalities: tuple[Literal["text", "audio"], ...] = ()
+    audio: Any = None
+    tools: tuple[dict[str, Any], ...] = ()
+    tool_choice: Annotated[
+        Literal["none", "auto", "required"] | dict[str, Any],
+        Meta(description="one of none, auto, required, or an object that names one function"),
+    ] = "auto"
+    parallel_tool_calls: bool = True
+    functions: tuple[dict[str, Any], ...] = ()
+    function_call: Any = None
+
+    def job(self, client: str, *, trace: bool) -> Chat:
+        """Raises what is wrong with a message."""
+        effort = self.reasoning_effort
+        asked = {} if effort is None else {"enable_thinking": effort != "none", "reasoning_effort": effort}
+        return Chat(
+            messages=told(self.messages),
+            generation=self.generation(
+                client,
+                trace=trace,
+                n=self.n,
+                max_tokens=self.max_completion_tokens or self.max_tokens,
+                logprobs=(self.top_logprobs or 0) if self.logprobs else None,
+            ),
+            template_kwargs=asked | (self.chat_template_kwargs or {}),
+        )
+
+
+Prompt = Annotated[
+    str | tuple[str | int | tuple[int, ...], ...],
+    Meta(description="a string, a list of strings, a list of tokens or a list of lists of tokens"),
+]
+
+
+class CompletionRequest(Asked, frozen=True, kw_only=True):
+    """POST /v1/completions."""
+
+    prompt: Prompt = ""
+    best_of: Annotated[int, Meta(ge=1, le=8)] | None = None
+    echo: bool = False
+    suffix: str = ""
+    logprobs: Annotated[int, Meta(ge=0, le=5)] | None = None
+
+    @property
+    def prompts(self) -> tuple[str | tuple[int, ...], ...]:
+        """Each of them by itself. Raises InvalidValue."""
+        match self.prompt:
+            case str():
+                return (self.prompt,)
+            case (int(), *_) if all(isinstance(token, int) for token in self.prompt):
+                return (self.prompt,)  # type: ignore[return-value]  # The guard has looked at each.
+            case (str(), *_) if all(isinstance(text, str) for text in self.prompt):
+                return self.prompt  # type: ignore[return-value]
+            case (tuple(), *_) if all(isinstance(tokens, tuple) and tokens for tokens in self.prompt):
+                return self.prompt  # type: ignore[return-value]
+        allowed = "a string, a list of strings, a list of tokens or a list of lists of tokens, none of them empty"
+        raise forms.wrong("prompt", self.prompt, allowed)
+
+    @property
+    def candidates(self) -> int:
+        """Choices to generate for each prompt; the best `n` of them are the answer."""
+        return self.best_of or self.n
+
+    def jobs(self, client: str, *, trace: bool) -> tuple[Complete, ...]:
+        """One for each prompt. Raises InvalidValue."""
+        generation = self.generation(
+            client,
+            trace=trace,
+            n=self.candidates,
+            max_tokens=self.max_tokens or MOST_TOKENS_OF_A_COMPLETION,
+            logprobs=0 if self.logprobs is None and self.candidates > self.n else self.logprobs,
+        )
+        return tuple(Complete(prompt, generation, self.echo) for prompt in self.prompts)
+
+
+def read_chat(members: Mapping[str, Any]) -> tuple[ChatRequest, list[str]]:
+    """The checked request, and the names of unknown fields.
+
+    Raises MissingField or InvalidValue for what is wrong, then UnsupportedValue for what is right but cannot be had.
+    """
+    request, ignored = _decoded(ChatRequest, members)
+    _check(request)
+    if request.top_logprobs is not None and not request.logprobs:
+        raise InvalidValue("top_logprobs needs logprobs to be true", param="top_logprobs")
+    if not request.tools and (request.tool_choice == "required" or isinstance(request.tool_choice, dict)):
+        raise InvalidValue("tool_choice can only name a tool when tools are given", param="tool_choice")
+    for name in ("tools", "functions"):
+        if getattr(request, name):
+            raise _not_yet(name)
+    if request.audio is not None or "audio" in request.modalities:
+        raise UnsupportedValue("answers in audio are not supported", param="modalities")
+    _check_supported(request)
+    return request, ignored
+
+
+def read_completion(members: Mapping[str, Any]) -> tuple[CompletionRequest, list[str]]:
+    """As `read_chat`."""
+    if "prompt" not in members:
+        raise MissingField("prompt is missing", param="prompt")
+    request, ignored = _decoded(CompletionRequest, members)
+    _check(request)
+    prompts = request.prompts
+    if len(prompts) > MOST_PROMPTS:
+        raise InvalidValue(f"prompt must hold at most {MOST_PROMPTS} prompts, not {len(prompts)}", param="prompt")
+    if request.candidates < request.n:
+        raise InvalidValue(f"best_of must be at least n ({request.n}), not {request.best_of}", param="best_of")
+    if request.stream and request.candidates > request.n:
+        raise InvalidValue("best_of cannot be over n in a stream: the best is known at the end", param="best_of")
+    if request.suffix:
+        raise UnsupportedValue("suffix is not supported: no text can be filled in before it", param="suffix")
+    if request.echo and request.logprobs is not None:
+        raise UnsupportedValue("logprobs of an echoed prompt are not supported", param="logprobs")
+    _check_supported(request)
+    return request, ignored
+
+
+def _decoded(kind: type[T], members: Mapping[str, Any]) -> tuple[T, list[str]]:
+    values = dict(members)
+    if isinstance(values.get("logit_bias"), dict):
+        values["logit_bias"] = _biases(values["logit_bias"])
+    elif values.get("logit_bias") is not None:
+        raise forms.wrong("logit_bias", values["logit_bias"], "an object of token ids and numbers from -100 to 100")
+    if values.get("top_p") == 0 and not isinstance(values["top_p"], bool):
+        values["top_p"] = LEAST_TOP_P
+    return typed.decode(kind, values, NO_EFFECT)
+
+
+def _biases(biases: Mapping[str, Any]) -> list[tuple[int, float]]:
+    """OpenAI's object as pairs. Raises InvalidValue."""
+    pairs = []
+    for token, bias in biases.items():
+        if not (token.isascii() and token.isdecimal() and len(token) < 10):
+            raise forms.wrong("logit_bias", token, "an object whose names are token ids")
+        if isinstance(bias, bool) or not isinstance(bias, int | float) or not -100 <= bias <= 100:
+            raise forms.wrong(f"logit_bias.{token}", bias, "a number from -100 to 100")
+        pairs.append((int(token), float(bias)))
+    return pairs
+
+
+def _check(request: Asked) -> None:
+    """The rules between fields that both requests have. Raises InvalidValue or UnknownAdapter."""
+    if request.stream_options is not None and not request.stream:
+        raise InvalidValue("stream_options can only be given with stream=true", param="stream_options")
+    if request.adapter not in ("", "none"):
+        raise UnknownAdapter(f"there is no adapter {request.adapter[:100]!r} here", param="adapter")
+
+
+def _check_supported(request: Asked) -> None:
+    if request.response_format is not None and request.response_format.type != "text":
+        raise _not_yet(f"response_format {request.response_format.type}", "response_format")
+    for name in ("guided_grammar", "guided_regex", "guided_choice", "guided_json", "structured_outputs"):
+        if getattr(request, name) is not None:
+            raise _not_yet(name)
+
+
+def _not_yet(what: str, param: str | None = None) -> UnsupportedValue:
+    return UnsupportedValue(f"{what} is not yet supported", param=param or what)

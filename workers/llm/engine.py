@@ -1,0 +1,311 @@
+"""Many conversations over one model: each step decodes a token for every row, then reads a piece of one prompt.
+
+Knows jobs, rows and turns; the wording of prompts and answers is a `Language`'s, the tensors are `batch.py`'s.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from protocol.errors import Failure, InternalError, WrongModelKind
+from protocol.events import Loading, Ready
+from protocol.jobs import Chat, Complete, Heard, Job
+from protocol.settings import LlmSettings
+from workers import blas
+from workers.llm.files import Defaults
+from workers.llm.history import History
+from workers.llm.queue import Shares
+from workers.llm.reading import Reading
+from workers.llm.running import Row, Running
+from workers.llm.sampling import refuse, resolve
+from workers.loop import Emit, failed
+from workers.whisper.backend import describe
+from workers.whisper.cpu.memory import share_heap
+
+if TYPE_CHECKING:
+    from workers.llm.language import Language
+    from workers.llm.seats import Beginnings, Seats
+
+CAPACITY = 64
+"""Jobs at once. One that waits costs its prompt; one with a row costs its keys and values too."""
+CACHE_BYTES = 256 << 20
+"""Buffers that MLX may keep for reuse on a GPU. On a CPU none: there the C library keeps them already."""
+ROWS_MEMORY = 4
+"""One part in so many of the machine's memory is for the keys and values of rows."""
+RENDER_S = 0.02
+"""Seconds of a step in which prompts may be rendered; one always is."""
+_log = logging.getLogger(__name__)
+
+
+@dataclass
+class Counts:
+    """For `stats` and the tests: what is held now, and what was done since the start."""
+
+    jobs: int = 0
+    rows: int = 0
+    cached_bytes: int = 0
+    steps: int = 0
+    pieces: int = 0
+    """Of prompts."""
+    read: int = 0
+    """Tokens of prompts that went through the network."""
+    fed: int = 0
+    """Tokens of answers that did."""
+
+
+class LlmEngine:
+    """The loop's Engine over rows of all jobs. Only the main thread calls it."""
+
+    blocking = False
+
+    def __init__(
+        self,
+        seats: Seats,
+        beginnings: Beginnings,
+        language: Language,
+        ready: Ready,
+        *,
+        vocabulary: int,
+        defaults: Defaults | None = None,
+        max_rows: int = 16,
+        memory_bytes: int = 1 << 40,
+        trace: bool = False,
+    ) -> None:
+        """vocabulary: width of the logits. max_rows: choices that decode at once. trace: every job.
+
+        memory_bytes: of rows' keys and values, beyond which further prompts wait.
+        """
+        self._seats = seats
+        self._beginnings = beginnings
+        self._language = language
+        self._ready = ready
+        self._vocabulary = vocabulary
+        self._defaults = defaults or Defaults()
+        self._max_rows = max_rows
+        self._trace = trace
+        self._jobs: list[Running] = []
+        self._shares = Shares()
+        self._reading = Reading(seats, beginnings, self._shares, max_rows=max_rows, memory_bytes=memory_bytes)
+        self._history = History()
+        self._counts = Counts()
+
+    @property
+    def ready(self) -> Ready:
+        return self._ready
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._jobs)
+
+    def admit(self, job: Job, emit: Emit) -> Running:
+        """Take a job; its prompt is rendered later. Raises Failure for what no language model can do."""
+        if not isinstance(job, Chat | Complete):
+            raise WrongModelKind("this worker runs a language model and does nothing else")
+        refuse(job.generation.sampling, self._vocabulary)
+        running = Running(job, emit)
+        self._jobs.append(running)
+        self._shares.enter(running.client)
+        return running
+
+    def cancel(self, handle: Running) -> None:
+        """What was computed for it stays as a beginning for others."""
+        if handle in self._jobs:
+            self._beginnings.leave(handle.rows)
+            self._part(handle)
+
+    def answer(self, handle: Running, heard: Heard) -> None:
+        """Nothing is ever asked."""
+
+    def stats(self) -> Counts:
+        self._counts.jobs = len(self._jobs)
+        self._counts.rows = len(self._seats)
+        self._counts.cached_bytes = self._beginnings.nbytes
+        self._counts.read = self._reading.tokens
+        self._counts.pieces = self._reading.pieces
+        return self._counts
+
+    def step(self) -> None:
+        self._counts.steps += 1
+        self._render()
+        self._decode()
+        self._start()
+        self._read()
+
+    # The phases of a step.
+
+    def _render(self) -> None:
+        """Prompts become ids, in the order of arrival."""
+        begun = time.perf_counter()
+        for running in [job for job in self._jobs if job.prompt is None]:
+            with self._alone(running):
+                self._prepare(running)
+                self._reading.add(running)
+            if time.perf_counter() - begun > RENDER_S:
+                return
+
+    def _prepare(self, running: Running) -> None:
+        begun = time.perf_counter()
+        prompt = self._language.render(running.job)
+        ids: Sequence[int] = prompt.ids
+        if prompt.text is not None:
+            ids = self._history.ids_of(prompt.text, ids, self._language.encode, self._language.decode)
+        running.take(prompt, ids, self._language.room(prompt, len(ids), running.job.generation.max_tokens))
+        running.clock.template = 1e3 * (time.perf_counter() - begun)
+
+    def _decode(self) -> None:
+        """One token for every row."""
+        rows = self._seats.rows
+        if not rows:
+            return
+        begun = time.perf_counter()
+        answers = self._seats.step({id(row): row.ids[-1] for row in rows})
+        self._counts.fed += len(answers)
+        each = (time.perf_counter() - begun) / len(answers)
+        for row, logits in answers:
+            self._shares.charge(row.running.client, each)
+            if row in row.running.rows:
+                with self._alone(row.running):
+                    row.advance(logits)
+        self._end([row for row, _ in answers if row.over])
+
+    def _start(self) -> None:
+        """Choices whose prompt is read get their first token and a seat, as far as there is room."""
+        for running in [job for job in self._jobs if job.logits is not None]:
+            free = self._max_rows - len(self._seats)
+            if free <= 0:
+                return
+            with self._alone(running):
+                self._begin_rows(running, free)
+
+    def _begin_rows(self, running: Running, free: int) -> None:
+        assert running.logits is not None and running.layers is not None
+        settled = resolve(running.job.generation.sampling, self._defaults)
+        chosen, running.to_start = running.to_start[:free], running.to_start[free:]
+        rows = [Row(running, choice, settled, self._language) for choice in chosen]
+        for row in rows:
+            row.advance(running.logits)
+        layers, last = running.layers, not running.to_start
+        if last:
+            running.logits = running.layers = None
+        going = [row for row in rows if not row.over]
+        running.rows.extend(going)
+        alone = last and len(going) == 1
+        if going:
+            self._seats.seat(going, layers, len(running.ids), shared=not alone)
+        if last and not alone and not any(row.choice == 0 for row in running.rows):
+            # Its first choice is over at its first token, and with it what would have been remembered.
+            self._beginnings.keep(running, running.ids, layers)
+        self._end([row for row in rows if row.over])
+
+    def _read(self) -> None:
+        """A piece of the prompt whose turn it is; after the last its answer begins."""
+        running = self._reading.next(self._jobs)
+        if running is None:
+            return
+        with self._alone(running):
+            self._reading.read(running, self._jobs)
+            if running.logits is not None:
+                running.start()
+        self._start()
+
+    # How jobs end.
+
+    def _end(self, rows: Sequence[Row]) -> None:
+        """Rows that are over leave; what their conversations were is remembered; jobs without a choice left end."""
+        self._beginnings.leave(rows)
+        for row in rows:
+            running = row.running
+            if row in running.rows:
+                running.rows.remove(row)
+            with self._alone(running):
+                self._remember(row)
+                if running.over and running in self._jobs:
+                    spent = running.clock.spent()
+                    if self._trace or running.job.generation.trace:
+                        self._language.trace(spent, len(running.ids), running.cached, row.voice)
+                    self._part(running)
+                    running.finish(spent)
+
+    def _remember(self, row: Row) -> None:
+        prompt = row.running.prompt
+        if prompt is not None and prompt.text is not None:
+            ids = [*row.running.ids.tolist(), *row.text_ids]
+            self._history.remember(self._language.decode(ids), ids)
+
+    def _part(self, running: Running) -> None:
+        """A job leaves, whatever it is at."""
+        self._jobs.remove(running)
+        self._reading.remove(running)
+        self._shares.leave(running.client)
+        self._seats.leave(running.rows)
+        running.rows.clear()
+        if running.layers is not None:
+            self._beginnings.keep(running, running.ids[: running.done], running.layers)
+            running.layers = running.logits = None
+
+    @contextmanager
+    def _alone(self, running: Running) -> Iterator[None]:
+        """What goes wrong inside concerns this job and no other."""
+        try:
+            yield
+        except Failure as failure:
+            self._fail(running, failure)
+        except Exception:
+            traceback.print_exc()
+            self._fail(running, InternalError("answering this request met an error; the worker's log has the details"))
+
+    def _fail(self, running: Running, failure: Failure) -> None:
+        if running in self._jobs:
+            # Its caches may be in any state.
+            running.layers = None
+            self._part(running)
+        running.emit(failed(failure))
+
+
+def build(settings: LlmSettings, report: Callable[[Loading], None]) -> LlmEngine:
+    """Load the BLAS, MLX and the model, in this order and this thread. Raises ModelNotConfigured."""
+    report(Loading("preparing BLAS"))
+    # One thread: on a CPU the model's own streams are what runs side by side.
+    library = blas.prepare(settings.data_dir, threads=1)
+    if library.slow:
+        _log.warning("MLX runs on the reference BLAS, fifty times slower than OpenBLAS: %s", library.reason)
+    report(Loading("importing MLX"))
+    share_heap()
+    import mlx.core as mx
+
+    from workers.llm.cache import PromptCache
+    from workers.llm.language import ModelLanguage
+    from workers.llm.load import load
+    from workers.llm.seats import Beginnings, Seats
+
+    backend = describe(library)
+    mx.set_cache_limit(0 if backend.name == "cpu" else CACHE_BYTES)
+    loaded = load(
+        settings.model,
+        data_dir=settings.data_dir,
+        offline=settings.offline,
+        report=report,
+        threads=settings.threads,
+    )
+    _log.info(
+        "%s (%s) on %s, BLAS: %s", loaded.model.id, loaded.model.dtype, backend.name, backend.blas or "none needed"
+    )
+    seats = Seats(loaded.network, loaded.head)
+    return LlmEngine(
+        seats,
+        Beginnings(PromptCache(settings.cache_bytes), seats),
+        ModelLanguage(loaded.tokenizer, loaded.model.context_window, trace_text=settings.trace_text),
+        Ready(capacity=CAPACITY, backend=backend, model=loaded.model),
+        vocabulary=loaded.vocabulary,
+        defaults=loaded.defaults,
+        max_rows=settings.max_rows,
+        memory_bytes=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // ROWS_MEMORY,
+        trace=settings.trace,
+    )

@@ -1,0 +1,74 @@
+"""One model's words: its tokenizer bound to the rules of prompts, answers and traces. Knows no rows and no MLX."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from protocol.events import Spent
+from protocol.jobs import Chat, Complete, Generation
+from workers.llm import prompt as prompts
+from workers.llm import trace
+from workers.llm.prompt import Prompt
+from workers.llm.text import Voice
+
+if TYPE_CHECKING:
+    from mlx_lm.tokenizer_utils import TokenizerWrapper
+
+
+class Language(Protocol):
+    """What the engine asks of a tokenizer."""
+
+    @property
+    def ends(self) -> frozenset[int]:
+        """Tokens that end a text."""
+
+    def render(self, job: Chat | Complete) -> Prompt:
+        """Raises Failure."""
+
+    def room(self, prompt: Prompt, tokens: int, max_tokens: int | None) -> int:
+        """Tokens that an answer to a prompt of `tokens` may have. Raises ContextLengthExceeded."""
+
+    def voice(self, generation: Generation, prompt: Prompt) -> Voice: ...
+
+    def encode(self, text: str) -> Sequence[int]: ...
+
+    def decode(self, ids: Sequence[int]) -> str: ...
+
+    def trace(self, spent: Spent, prompt_tokens: int, cached_tokens: int, voice: Voice | None) -> None: ...
+
+
+class ModelLanguage:
+    """The language of a loaded model."""
+
+    def __init__(self, tokenizer: TokenizerWrapper, window: int, *, trace_text: bool) -> None:
+        """window: tokens of prompt and answer together."""
+        self._tokenizer = tokenizer
+        self._window = window
+        self._trace_text = trace_text
+        self.ends = frozenset(int(each) for each in tokenizer.eos_token_ids)
+
+    def render(self, job: Chat | Complete) -> Prompt:
+        return prompts.render(self._tokenizer, job, window=self._window)
+
+    def room(self, prompt: Prompt, tokens: int, max_tokens: int | None) -> int:
+        return prompts.room(tokens, self._window, max_tokens, param=prompt.param)
+
+    def voice(self, generation: Generation, prompt: Prompt) -> Voice:
+        return Voice(
+            self._tokenizer,
+            stop=generation.stop,
+            thinking=prompt.thinking,
+            continues=prompt.continues,
+            logprobs=generation.logprobs is not None,
+        )
+
+    def encode(self, text: str) -> Sequence[int]:
+        return prompts.encode(self._tokenizer, text)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return prompts.decode(self._tokenizer, ids)
+
+    def trace(self, spent: Spent, prompt_tokens: int, cached_tokens: int, voice: Voice | None) -> None:
+        routes = voice.routes if voice is not None else ()
+        trace.log(spent, prompt_tokens, cached_tokens, routes, show_text=self._trace_text)

@@ -1,0 +1,182 @@
+"""Turns a model's name into a loaded language model: a folder, a Hugging Face id or a starter.
+
+Knows where models come from and what mlx-lm says of broken ones; knows nothing about generating.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import mlx.core as mx
+import msgspec
+from mlx_lm.models import llama
+from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.tokenizer_utils import load as load_tokenizer
+from mlx_lm.utils import _tokenizer_defaults, get_total_parameters, load_model
+
+from protocol import events
+from protocol.errors import ModelNotConfigured
+from workers import hub
+from workers.llm import files
+from workers.llm.cpu.install import install
+from workers.llm.cpu.plain import to_float32
+from workers.llm.files import Defaults
+from workers.starter import catalog
+from workers.whisper.cpu.memory import keep_memory
+from workers.whisper.cpu.streams import cores
+
+if TYPE_CHECKING:
+    from mlx_lm.tokenizer_utils import TokenizerWrapper
+
+
+WARM_UP = 512
+"""Tokens: as long a prompt as is usual."""
+
+
+class Loaded(msgspec.Struct, frozen=True):
+    """A model whose weights are evaluated, in the thread that called `load`; only that thread may use it."""
+
+    network: Any
+    """mlx-lm's model: tokens (rows, length), cache=[one for each layer] -> logits (rows, length, vocabulary)."""
+    tokenizer: TokenizerWrapper
+    model: events.Model
+    defaults: Defaults
+    vocabulary: int
+    """Width of the logits; may be more than the tokenizer's tokens."""
+
+    @property
+    def head(self) -> Callable[[mx.array], mx.array] | None:
+        """What makes logits of what `network.model` returns (rows, length, width); None where more belongs to it."""
+        if type(self.network) is not llama.Model:
+            return None
+        found: Callable[[mx.array], mx.array] = (
+            self.network.model.embed_tokens.as_linear if self.network.args.tie_word_embeddings else self.network.lm_head
+        )
+        return found
+
+
+def load(
+    model: str,
+    *,
+    data_dir: str | Path,
+    offline: bool,
+    report: Callable[[events.Loading], None],
+    threads: int = 0,
+    tuned: bool = True,
+) -> Loaded:
+    """Find, fetch or convert `model` and read it. On a CPU its weights become float32.
+
+    threads: compute streams on a CPU; 0 is one for each core, two at most. tuned: on a CPU, in place of mlx-lm's own
+    modules. Raises ModelNotConfigured, worded for clients, when it cannot be had.
+    """
+    name = display_name(model)
+    folder = find(model, data_dir=data_dir, offline=offline, report=report)
+    report(events.Loading(f"loading {name}"))
+    found = files.describe(folder, name)
+    network, config = _read(folder, name)
+    tokenizer = _read_tokenizer(folder, config, name)
+    parameters = get_total_parameters(network)  # type: ignore[no-untyped-call]
+    cpu = mx.default_device() == mx.Device(mx.cpu)
+    kind = "float32" if cpu else _dtype(network, config)
+    try:
+        if cpu:
+            to_float32(network)
+        mx.eval(network.parameters())
+    except RuntimeError as error:
+        raise ModelNotConfigured(f"{name}: its weights cannot be read; fetch them again") from error
+    if cpu and tuned:
+        install(network, mx.new_stream(mx.cpu) if (threads or cores()) > 1 else None)
+        keep_memory()
+    report(events.Loading(f"warming {name} up"))
+    described = events.Model(
+        id=name,
+        kind="llm",
+        languages=(),
+        translates=False,
+        parameters=parameters,
+        dtype=kind,
+        context_window=found.context_window,
+    )
+    vocabulary = _warm_up(network, min(WARM_UP if cpu and tuned else 1, found.context_window // 2))
+    return Loaded(network, tokenizer, described, found.defaults, vocabulary)
+
+
+def _warm_up(network: Any, length: int) -> int:
+    """Run a prompt of `length` and one more token, so that no client waits for kernels to be built or memory to be
+    had. The width of the logits."""
+    cache = make_prompt_cache(network)
+    if length > 1:
+        mx.eval(network(mx.zeros((1, length), mx.int32), cache=cache)[:, -1])
+    logits = network(mx.zeros((1, 1), mx.int32), cache=cache)
+    mx.eval(logits)
+    return int(logits.shape[-1])
+
+
+def find(model: str, *, data_dir: str | Path, offline: bool, report: Callable[[events.Loading], None]) -> Path:
+    """The folder with the model's files, converted or downloaded if need be. Raises ModelNotConfigured."""
+    starters = catalog.names("llm")
+    if model in starters:
+        return catalog.prepare(model, data_dir, report)
+    folder = Path(model).expanduser()
+    if model and folder.is_dir():
+        return folder
+    if hub.is_id(model):
+        return hub.find(model, "llm", offline=offline, report=report)
+    raise ModelNotConfigured(
+        f"there is no language model {display_name(model)!r}: name a folder, a Hugging Face id (owner/name) "
+        f"or a starter ({', '.join(starters)})"
+    )
+
+
+def display_name(model: str) -> str:
+    """How clients see it: as it was given, but of a folder only the last part, so that no path leaks."""
+    if model in catalog.STARTERS or (hub.is_id(model) and not Path(model).is_dir()):
+        return model
+    return Path(model).expanduser().resolve().name or model
+
+
+def _read(folder: Path, name: str) -> tuple[Any, dict[str, Any]]:
+    """The model with its weights not evaluated yet, and its configuration as mlx-lm completed it."""
+    try:
+        return load_model(folder, lazy=True)
+    except (ValueError, TypeError, KeyError, AttributeError, RuntimeError, OSError) as error:
+        # Whatever a wrong configuration meets inside a model class: none of it tells a person more than its first line.
+        raise ModelNotConfigured(f"mlx-lm cannot load {name}: {_first_line(error, folder)}") from error
+
+
+def _read_tokenizer(folder: Path, config: dict[str, Any], name: str) -> TokenizerWrapper:
+    try:
+        return load_tokenizer(
+            folder,
+            {"trust_remote_code": False},
+            eos_token_ids=config.get("eos_token_id"),
+            defaults=_tokenizer_defaults(folder),
+        )
+    except (ValueError, TypeError, KeyError, AttributeError, RuntimeError, OSError, ImportError) as error:
+        raise ModelNotConfigured(f"the tokenizer of {name} cannot be loaded: {_first_line(error, folder)}") from error
+
+
+def _first_line(error: Exception, folder: Path) -> str:
+    """What an error says first, without the place where it happened."""
+    text = str(error).strip() or type(error).__name__
+    return text.splitlines()[0].replace(str(folder), folder.name)[:200]
+
+
+def _dtype(network: Any, config: dict[str, Any]) -> str:
+    """ "4-bit" for quantized weights, else the type of most of them."""
+    quantization = config.get("quantization")
+    if isinstance(quantization, dict) and isinstance(quantization.get("bits"), int):
+        return f"{quantization['bits']}-bit"
+    sizes: dict[str, int] = {}
+    for array in _arrays(network):
+        sizes[str(array.dtype)] = sizes.get(str(array.dtype), 0) + array.size
+    return max(sizes, key=lambda each: sizes[each]).removeprefix("mlx.core.") if sizes else ""
+
+
+def _arrays(network: Any) -> list[mx.array]:
+    from mlx.utils import tree_flatten
+
+    pairs: Any = tree_flatten(network.parameters())
+    return [array for _, array in pairs]

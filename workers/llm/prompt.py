@@ -1,0 +1,240 @@
+"""What a model reads: a conversation through its chat template, a text, or ids; and how much room is left.
+
+Knows templates and tokenizers. A template is the model's own, runs in transformers' sandbox, and sees no more messages
+than the context has tokens; a text is not tokenized much further than the context reaches.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+from jinja2 import TemplateError
+
+from protocol.errors import ContextLengthExceeded, InvalidValue
+from protocol.jobs import Chat, ChatMessage, Complete
+from workers.llm import spelling
+
+if TYPE_CHECKING:
+    from mlx_lm.tokenizer_utils import TokenizerWrapper
+
+RESERVED: Final = frozenset(
+    {
+        "add_generation_prompt",
+        "chat_template",
+        "continue_final_message",
+        "conversation",
+        "conversations",
+        "documents",
+        "max_length",
+        "messages",
+        "padding",
+        "return_assistant_tokens_mask",
+        "return_dict",
+        "return_tensors",
+        "sanitize_control_tokens",
+        "tokenize",
+        "tokenizer_kwargs",
+        "tools",
+        "truncation",
+    }
+)
+"""What a client may not hand to a template: arguments of `apply_chat_template` and of what it calls. A template of the
+client's own would run here for as long as it liked."""
+
+LONG = 8
+"""Characters for each token of the context: a longer text is counted before it is tokenized as a whole."""
+SEAM = 8
+"""Tokens that cutting a text in two may add."""
+REASON = 300
+"""Characters of a template's complaint that are told."""
+
+_TOOL_ROLE = re.compile("""["']tool["']""")
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """What is to be read before the answer."""
+
+    ids: tuple[int, ...]
+    """Never empty."""
+    text: str | None
+    """`ids` as text, special tokens spelt out; None where the client gave ids."""
+    thinking: bool = False
+    """It ends inside a block of reasoning."""
+    echo: str = ""
+    """What the answer begins with."""
+    continues: bool = False
+    """The answer goes on with this very text, instead of replying to it."""
+
+    @property
+    def param(self) -> str:
+        """The request's field that it came from."""
+        return "prompt" if self.continues else "messages"
+
+
+def render(tokenizer: TokenizerWrapper, job: Chat | Complete, *, window: int) -> Prompt:
+    """Raises InvalidValue, and ContextLengthExceeded where a prompt is over `window` tokens by far."""
+    if isinstance(job, Chat):
+        return _chat(tokenizer, job, window)
+    if isinstance(job.prompt, str):
+        text = _begun(tokenizer, job.prompt)
+        ids = _bounded(tokenizer, text, window, "prompt")
+    else:
+        text = None
+        ids = _known(tokenizer, job.prompt)
+    if not ids:
+        raise InvalidValue("prompt must not be empty: there is nothing to go on from", param="prompt")
+    echo = "" if not job.echo else job.prompt if isinstance(job.prompt, str) else decode(tokenizer, ids)
+    return Prompt(ids, text, echo=echo, continues=True)
+
+
+def room(prompt_tokens: int, window: int, max_tokens: int | None, *, param: str | None = None) -> int:
+    """Tokens that one answer may have. Raises ContextLengthExceeded."""
+    left = window - prompt_tokens
+    if left < 1:
+        raise _too_long(window, str(prompt_tokens), param)
+    return left if max_tokens is None else min(max_tokens, left)
+
+
+def encode(tokenizer: TokenizerWrapper, text: str) -> list[int]:
+    """The ids of `text` and nothing around it."""
+    ids: list[int] = tokenizer.encode(text, add_special_tokens=False)
+    return ids
+
+
+def decode(tokenizer: TokenizerWrapper, ids: Sequence[int]) -> str:
+    """The text of `ids`, special tokens spelt out."""
+    return spelling.decode(tokenizer, list(ids))
+
+
+# Conversations.
+
+
+def _chat(tokenizer: TokenizerWrapper, job: Chat, window: int) -> Prompt:
+    if not tokenizer.has_chat_template:
+        raise InvalidValue("the model has no chat template, so it can only complete a prompt", param="messages")
+    reserved = sorted(RESERVED & job.template_kwargs.keys())
+    if reserved:
+        raise InvalidValue(f"chat_template_kwargs must not set {reserved[0]}", param="chat_template_kwargs")
+    if len(job.messages) > window:
+        # Each takes a token at least, so that the template need not be run to know.
+        raise _too_long(window, f"more than {window}", "messages")
+    text = _render(tokenizer, job)
+    ids = _bounded(tokenizer, text, window, "messages")
+    if not ids:
+        raise InvalidValue("the model's chat template makes nothing of these messages", param="messages")
+    opens: str | None = tokenizer.think_start
+    return Prompt(ids, text, thinking=opens is not None and text.rstrip().endswith(opens))
+
+
+def _render(tokenizer: TokenizerWrapper, job: Chat) -> str:
+    messages = [_message(each) for each in job.messages]
+    if not _speaks_tools(tokenizer):
+        messages = _spelt_out(messages)
+    try:
+        text: Any = tokenizer.apply_chat_template(  # type: ignore[no-untyped-call]
+            messages, tokenize=False, add_generation_prompt=True, **job.template_kwargs
+        )
+    except (TemplateError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RuntimeError) as error:
+        # Templates raise what they like, and jinja runs what they do as Python.
+        raise InvalidValue(
+            f"the model's chat template refuses these messages: {_reason(error)}", param="messages"
+        ) from error
+    assert isinstance(text, str)
+    return text
+
+
+def _message(message: ChatMessage) -> dict[str, Any]:
+    """As templates expect it: what is not there is no key, a call's arguments are an object."""
+    found: dict[str, Any] = {"role": message.role, "content": message.content}
+    for key in ("name", "tool_call_id", "reasoning_content"):
+        if getattr(message, key) is not None:
+            found[key] = getattr(message, key)
+    if message.tool_calls:
+        found["tool_calls"] = [_call(each) for each in message.tool_calls]
+    return found
+
+
+def _call(call: dict[str, Any]) -> dict[str, Any]:
+    function = call.get("function")
+    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
+        return call
+    try:
+        arguments = msgspec.json.decode(function["arguments"])
+    except (msgspec.DecodeError, RecursionError):
+        # A model said it, and its conversation goes on all the same.
+        return call
+    return {**call, "function": {**function, "arguments": arguments}} if isinstance(arguments, dict) else call
+
+
+def _speaks_tools(tokenizer: TokenizerWrapper) -> bool:
+    """Whether the template renders calls and results of tools. One that is no plain text is trusted to."""
+    template = tokenizer.chat_template
+    return not isinstance(template, str) or ("tool_calls" in template and _TOOL_ROLE.search(template) is not None)
+
+
+def _spelt_out(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Calls and results of tools as text of the assistant and the user, who still take turns."""
+    found: list[dict[str, Any]] = []
+    for message in messages:
+        plain = {key: value for key, value in message.items() if key not in ("tool_calls", "tool_call_id")}
+        if message["role"] == "tool":
+            plain["role"] = "user"
+            plain["content"] = f"<tool_response>\n{message['content']}\n</tool_response>"
+        for call in message.get("tool_calls", ()):
+            said = {key: value for key, value in call.get("function", call).items() if key in ("name", "arguments")}
+            text = f"<tool_call>\n{json.dumps(said, ensure_ascii=False)}\n</tool_call>"
+            plain["content"] = f"{plain['content']}\n{text}" if plain["content"] else text
+        before = found[-1] if found else None
+        if before and before["role"] == plain["role"] == "user" and before["content"].endswith("</tool_response>"):
+            before["content"] += "\n" + plain["content"]
+        else:
+            found.append(plain)
+    return found
+
+
+def _reason(error: Exception) -> str:
+    text = str(error).strip() or type(error).__name__
+    return text.splitlines()[0][:REASON]
+
+
+# Texts and ids.
+
+
+def _begun(tokenizer: TokenizerWrapper, text: str) -> str:
+    """With the token in front that the tokenizer begins every text with, if it does and the text does not yet."""
+    begin: str | None = tokenizer.bos_token
+    around: list[int] = tokenizer.encode("")
+    wanted = begin is not None and around[:1] == [tokenizer.bos_token_id]
+    return f"{begin}{text}" if wanted and not text.startswith(str(begin)) else text
+
+
+def _known(tokenizer: TokenizerWrapper, ids: tuple[int, ...]) -> tuple[int, ...]:
+    for token in ids:
+        if not 0 <= token < len(tokenizer):
+            raise InvalidValue(
+                f"prompt: the model has no token {token}; its tokens are 0 to {len(tokenizer) - 1}", param="prompt"
+            )
+    return ids
+
+
+def _bounded(tokenizer: TokenizerWrapper, text: str, window: int, param: str) -> tuple[int, ...]:
+    """The ids of `text`. One that cannot fit is found out without tokenizing all of it."""
+    if len(text) > LONG * window:
+        counted = 0
+        for start in range(0, len(text), LONG * window):
+            counted += len(encode(tokenizer, text[start : start + LONG * window])) - SEAM
+            if counted > window:
+                raise _too_long(window, f"at least {counted}", param)
+    return tuple(encode(tokenizer, text))
+
+
+def _too_long(window: int, tokens: str, param: str | None) -> ContextLengthExceeded:
+    return ContextLengthExceeded(
+        f"This model's maximum context length is {window} tokens, but the prompt has {tokens}", param=param
+    )
