@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from importlib.resources import files
 
 from protocol.events import Backend, Loading
+from service.cli.say import say
 from service.worker import Worker
 
 LOOK_S = 0.1
@@ -21,22 +22,22 @@ async def announce(workers: Iterable[Worker], url: str) -> None:
     while waiting:
         for worker in list(waiting):
             if worker.failure is not None:
-                _say(f"not ready: {worker.failure.message}")
+                say(f"not ready: {worker.failure.message}")
                 if worker.name == "llm":
                     waiting.remove(worker)
-                    _say("The service answers, but not in chats; `starling doctor` says more.")
+                    say("The service answers, but not in chats; `starling doctor` says more.")
                     continue
-                _say("The service answers, but cannot transcribe; `starling doctor` says more.")
+                say("The service answers, but cannot transcribe; `starling doctor` says more.")
                 return
             if worker.ready is not None:
                 waiting.remove(worker)
                 if (model := worker.ready.model) is not None:
-                    _say(f"ready: {model.id} ({model.dtype}) on {backend(worker.ready.backend)}")
+                    say(f"ready: {model.id} ({model.dtype}) on {backend(worker.ready.backend)}")
             elif worker.loading is not None and said.get(worker.name) != (line := progress(worker.loading)):
                 said[worker.name] = line
-                _say(line)
+                say(line)
         await asyncio.sleep(LOOK_S)
-    _say(f"\n  {curl(url)}\n")
+    say(f"\n  {curl(url)}\n")
 
 
 def progress(loading: Loading) -> str:
@@ -62,7 +63,3 @@ def curl(url: str) -> str:
     """A command that works as pasted: the recording is part of the package."""
     sample = str(files("service") / "sample.flac")
     return f"curl -F file=@{shlex.quote(sample)} {url}/v1/audio/transcriptions"
-
-
-def _say(text: str) -> None:
-    print(text, flush=True)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from service.cli import address
+from service.cli.say import say
 from service.config import Config
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def run(config: Config, *, until_eof: bool) -> int:
         return 1
     # Clients that connect from now on wait in the socket's queue while the rest is imported.
     url = address.url(config.host, listening.getsockname()[1])
-    print(f"Starling {importlib.metadata.version('starling')} on {url} (Ctrl-C stops it)", flush=True)
+    say(f"Starling {importlib.metadata.version('starling')} on {url} (Ctrl-C stops it)")
     return asyncio.run(_serve(config, listening, url, until_eof=until_eof))
 
 
@@ -188,7 +189,7 @@ def _on_signals(stop: asyncio.Event) -> None:
             # The workers see their pipes end and go too.
             os._exit(130)
         stop.set()
-        print("stopping; once more stops it at once", flush=True)
+        say("stopping; once more stops it at once")
 
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, asked)
