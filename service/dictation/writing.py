@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from protocol.errors import InternalError
+from protocol.errors import InternalError, InvalidValue, ModelNotConfigured, UnsupportedTask
 from protocol.events import Progress, Segment, Speech, Transcribed, Word
 from protocol.jobs import Decoding, DetectSpeech, Pcm, Span, Transcribe
 from protocol.settings import SAMPLE_RATE
@@ -184,15 +184,20 @@ class Writer:
         began = time.perf_counter()
         segments: list[Segment] = []
         hear = partial(self._hear, job)
-        async with aclosing(reply.transcribing(self._whisper, self._live, job, hear)) as events:
-            async for event in events:
-                match event:
-                    case Segment():
-                        segments.append(event)
-                    case Progress():
-                        pass
-                    case reply.Ended(end, vad_ms):
-                        return Written(tuple(segments), end, time.perf_counter() - began, vad_ms)
+        try:
+            async with aclosing(reply.transcribing(self._whisper, self._live, job, hear)) as events:
+                async for event in events:
+                    match event:
+                        case Segment():
+                            segments.append(event)
+                        case Progress():
+                            pass
+                        case reply.Ended(end, vad_ms):
+                            return Written(tuple(segments), end, time.perf_counter() - began, vad_ms)
+        except (InvalidValue, UnsupportedTask) as refusal:
+            # Language and task suited the model with which the session began: the service has another one since.
+            needed = f"this session needs the model {self._spec.model} that it began with: {refusal.message}"
+            raise ModelNotConfigured(needed) from refusal
         raise InternalError("the worker stopped answering before the end of the job")
 
     async def _commit(

@@ -11,6 +11,7 @@ from protocol.errors import (
     AudioTooLong,
     InvalidRequest,
     InvalidValue,
+    ModelNotConfigured,
     SequenceGap,
     SessionFailed,
     SessionFinishing,
@@ -295,6 +296,28 @@ async def test_a_refusal_is_not_tried_again(stored: Stored) -> None:
         with pytest.raises(SessionFailed):
             await made.session.finish()
     assert len(whisper.jobs) == 1
+
+
+async def test_a_session_waits_for_the_model_that_can_do_what_it_asks(
+    stored: Stored, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(turns, "FIRST_DELAY", 0.01)
+    monkeypatch.setattr(turns, "LONGEST_DELAY", 0.01)
+    refusals = [InvalidValue("it does not know the language 'de'")]
+    writing: Any = pen()[Transcribe]
+
+    def write(job: Transcribe) -> Any:
+        return refusals if refusals else writing(job)
+
+    whisper = FakeWorker("whisper", {Transcribe: write})
+    async with dictation(stored, whisper=whisper) as made:
+        await made.say(TALK)
+        with pytest.raises(ModelNotConfigured, match="does not know the language 'de'"):
+            await made.session.finish()
+        assert made.session.state == "finishing"
+        refusals.clear()
+        await made.until("transcript.text.done")
+        assert (await made.session.finish()).text == text(1, 2, 3, 4, 5)
 
 
 async def test_finish_says_when_no_worker_can_serve_and_the_session_goes_on_behind(
