@@ -90,7 +90,7 @@ def _parser() -> argparse.ArgumentParser:
     _configurable(models, ("data_dir",))
     doctor = commands.add_parser("doctor", help="say what was found here, and what to do about each gap")
     doctor.add_argument("--json", action="store_true", help="a JSON array")
-    _configurable(doctor, ("host", "port", "data_dir", "whisper_model", "offline"))
+    _configurable(doctor, ("host", "port", "data_dir", "whisper_model", "llm_model", "offline"))
     return parser
 
 

@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from protocol.events import Backend
+from protocol.events import Backend, ModelKind
 from service.cli import address
 from service.cli.models import Entry, parse, state
 from service.config import Config
@@ -72,7 +72,7 @@ def examine(config: Config, environ: Mapping[str, str]) -> Iterator[Check]:
     yield data_dir(Path(config.data_dir))
     yield disk(Path(config.data_dir))
     yield from computing(config)
-    yield model(config, environ)
+    yield from models(config, environ)
     yield hub(config, environ)
     yield port(config)
 
@@ -149,28 +149,33 @@ def judged(probe: Probe) -> Iterator[Check]:
         yield Check("compiler", "gap", text, "sudo apt-get install g++")
 
 
-def model(config: Config, environ: Mapping[str, str]) -> Check:
-    """Whether the configured speech model is here, or can be had."""
-    name = config.whisper_model
-    if name and Path(name).expanduser().is_dir():
-        return Check("speech model", "ok", f"{name} (a folder)")
+def models(config: Config, environ: Mapping[str, str]) -> Iterator[Check]:
+    """Whether the configured models are here, or can be had."""
     command = [sys.executable, "-P", "-m", "workers.hub", "list", "--data-dir", config.data_dir]
     listed = subprocess.run(command, capture_output=True, check=False)
     entries = {entry.id: entry for entry in parse(listed.stdout)}
-    return judged_model(name, entries, offline=_offline(config, environ))
+    offline = _offline(config, environ)
+    yield judged_model(config.whisper_model, "whisper", entries, offline=offline)
+    if config.llm_model:
+        yield judged_model(config.llm_model, "llm", entries, offline=offline)
 
 
-def judged_model(name: str, entries: Mapping[str, Entry], *, offline: bool) -> Check:
+def judged_model(name: str, kind: ModelKind, entries: Mapping[str, Entry], *, offline: bool) -> Check:
+    title = "speech model" if kind == "whisper" else "language model"
+    if name and Path(name).expanduser().is_dir():
+        return Check(title, "ok", f"{name} (a folder)")
     found = entries.get(name)
+    if found is not None and found.kind != kind:
+        return Check(title, "stop", f"{name} is another kind of model", f"--{kind}-model takes a {title}")
     if found is not None and (found.ready or found.source == "starter"):
-        return Check("speech model", "ok", f"{name} ({state(found)})")
-    starters = ", ".join(entry.id for entry in entries.values() if entry.source == "starter")
+        return Check(title, "ok", f"{name} ({state(found)})")
+    starters = ", ".join(entry.id for entry in entries.values() if entry.source == "starter" and entry.kind == kind)
     if name.count("/") != 1:
-        advice = f"--whisper-model takes a folder, a Hugging Face id or one of {starters}"
-        return Check("speech model", "stop", f"{name or 'none'} is not here", advice)
+        advice = f"--{kind}-model takes a folder, a Hugging Face id or one of {starters}"
+        return Check(title, "stop", f"{name or 'none'} is not here", advice)
     if offline:
-        return Check("speech model", "stop", f"{name} is not here, and the hub is off limits", f"starling get {name}")
-    return Check("speech model", "gap", f"{name} is downloaded on first use", f"ahead of time: starling get {name}")
+        return Check(title, "stop", f"{name} is not here, and the hub is off limits", f"starling get {name}")
+    return Check(title, "gap", f"{name} is downloaded on first use", f"ahead of time: starling get {name}")
 
 
 def _offline(config: Config, environ: Mapping[str, str]) -> bool:

@@ -13,6 +13,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from protocol.events import ModelKind
 from service.config import Config
 
 
@@ -20,6 +21,7 @@ class Entry(msgspec.Struct, frozen=True):
     """One line of `python -m workers.hub list`."""
 
     id: str
+    kind: ModelKind
     source: str
     size_bytes: int
     path: str

@@ -15,10 +15,11 @@ from service.cli import doctor
 from service.cli.models import Entry
 from service.config import Config
 
-TINY = Entry("whisper-tiny.en", "starter", 0, "/data/models/whisper-tiny.en", ready=False)
-HALF = Entry("x/half", "hub", 10, "/hub/half", ready=False)
-WHOLE = Entry("x/whole", "hub", 10, "/hub/whole", ready=True)
-ENTRIES = {entry.id: entry for entry in (TINY, HALF, WHOLE)}
+TINY = Entry("whisper-tiny.en", "whisper", "starter", 0, "/data/models/whisper-tiny.en", ready=False)
+HALF = Entry("x/half", "whisper", "hub", 10, "/hub/half", ready=False)
+WHOLE = Entry("x/whole", "whisper", "hub", 10, "/hub/whole", ready=True)
+SMOL = Entry("smol", "llm", "starter", 0, "/data/models/smol", ready=False)
+ENTRIES = {entry.id: entry for entry in (TINY, HALF, WHOLE, SMOL)}
 
 
 def installed(**versions: str) -> Callable[[str], str]:
@@ -76,8 +77,17 @@ def test_a_gpu_needs_neither_blas_nor_compiler() -> None:
     ],
 )
 def test_a_model_is_here_or_can_be_had(name: str, offline: bool, status: str, advice: str) -> None:
-    check = doctor.judged_model(name, ENTRIES, offline=offline)
+    check = doctor.judged_model(name, "whisper", ENTRIES, offline=offline)
     assert (check.status, check.advice) == (status, advice)
+
+
+def test_a_language_model_is_judged_as_one() -> None:
+    smol, missing, ear = (
+        doctor.judged_model(name, "llm", ENTRIES, offline=False) for name in ("smol", "gpt", "whisper-tiny.en")
+    )
+    assert (smol.name, smol.status) == ("language model", "ok")
+    assert (missing.status, missing.advice) == ("stop", "--llm-model takes a folder, a Hugging Face id or one of smol")
+    assert (ear.status, ear.found) == ("stop", "whisper-tiny.en is another kind of model")
 
 
 def test_a_data_directory_may_still_be_made(tmp_path: Path) -> None:

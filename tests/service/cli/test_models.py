@@ -38,6 +38,6 @@ def test_a_model_that_cannot_be_fetched_fails_with_the_reason(
 
 
 def test_what_is_not_whole_says_how_to_make_it_so() -> None:
-    assert models.state(models.Entry("x/y", "hub", 1, "/", ready=False)) == "not whole: starling get x/y"
-    damaged = models.Entry("whisper-base", "starter", 1, "/", ready=False)
+    assert models.state(models.Entry("x/y", "llm", "hub", 1, "/", ready=False)) == "not whole: starling get x/y"
+    damaged = models.Entry("whisper-base", "whisper", "starter", 1, "/", ready=False)
     assert models.state(damaged) == "damaged, converted again on first use"
