@@ -287,7 +287,7 @@ def test_ready_waits_for_the_language_model_too(talk: Conversing) -> None:
 def test_stats_tell_of_the_language_model(talk: Conversing) -> None:
     body = ask(talk.app, "GET", "/stats").json
     assert body["llm"]["id"] == "smol"
-    assert [line["name"] for line in body["workers"]] == ["media", "whisper", "oracle", "llm"]
+    assert [line["name"] for line in body["workers"]] == ["media", "live", "whisper", "oracle", "llm"]
 
 
 # ----------------------------------------------------------------------------------------------- refusals
