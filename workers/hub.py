@@ -96,7 +96,8 @@ def download(model: str, kind: ModelKind | None, *, offline: bool, report: Repor
     try:
         there = [file.rfilename for file in HfApi().model_info(model).siblings or ()]
         names: tuple[str, ...] = ()
-        if files.CONFIG in there:
+        # Not even the configuration of what has no weights to read, or the list would name it.
+        if files.CONFIG in there and max(len(files.choose(there)), len(llm_files.choose(there))) > 1:
             config = msgspec.json.decode(Path(hf_hub_download(model, files.CONFIG)).read_bytes(), type=dict[str, Any])
             kind = kind or _kind(config)
             _check(config, kind, model)
