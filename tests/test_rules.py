@@ -22,7 +22,7 @@ PYTHON = SOURCES + sorted(
 )
 
 MLX = {"mlx", "mlx_whisper"}
-MLX_ROOMS = ("workers/whisper/", "workers/llm/", "workers/oracle/", "workers/starter/")
+MLX_ROOMS = ("workers/backend.py", "workers/whisper/", "workers/llm/", "workers/oracle/", "workers/starter/")
 DECODERS = {"soundfile", "av"}
 NUMERIC = MLX | DECODERS | {"numpy", "soxr", "onnxruntime", "numba", "scipy", "torch"}
 

@@ -18,7 +18,7 @@ from protocol.errors import Failure, InternalError, WrongModelKind
 from protocol.events import Loading, Ready
 from protocol.jobs import Chat, Complete, Heard, Job
 from protocol.settings import LlmSettings
-from workers import blas
+from workers.backend import log_loaded, start
 from workers.llm.files import Defaults
 from workers.llm.history import History
 from workers.llm.queue import Shares
@@ -26,8 +26,6 @@ from workers.llm.reading import Reading
 from workers.llm.running import Row, Running
 from workers.llm.sampling import refuse, resolve
 from workers.loop import Emit, failed
-from workers.whisper.backend import describe
-from workers.whisper.cpu.memory import share_heap
 
 if TYPE_CHECKING:
     from workers.llm.language import Language
@@ -35,8 +33,6 @@ if TYPE_CHECKING:
 
 CAPACITY = 64
 """Jobs at once. One that waits costs its prompt; one with a row costs its keys and values too."""
-CACHE_BYTES = 256 << 20
-"""Buffers that MLX may keep for reuse on a GPU. On a CPU none: there the C library keeps them already."""
 ROWS_MEMORY = 4
 """One part in so many of the machine's memory is for the keys and values of rows."""
 RENDER_S = 0.02
@@ -271,22 +267,12 @@ class LlmEngine:
 
 def build(settings: LlmSettings, report: Callable[[Loading], None]) -> LlmEngine:
     """Load the BLAS, MLX and the model, in this order and this thread. Raises ModelNotConfigured."""
-    report(Loading("preparing BLAS"))
-    # One thread: on a CPU the model's own streams are what runs side by side.
-    library = blas.prepare(settings.data_dir, threads=1)
-    if library.slow:
-        _log.warning("MLX runs on the reference BLAS, fifty times slower than OpenBLAS: %s", library.reason)
-    report(Loading("importing MLX"))
-    share_heap()
-    import mlx.core as mx
-
+    backend = start(settings.data_dir, report)
     from workers.llm.cache import PromptCache
     from workers.llm.language import ModelLanguage
     from workers.llm.load import load
     from workers.llm.seats import Beginnings, Seats
 
-    backend = describe(library)
-    mx.set_cache_limit(0 if backend.name == "cpu" else CACHE_BYTES)
     loaded = load(
         settings.model,
         data_dir=settings.data_dir,
@@ -294,9 +280,7 @@ def build(settings: LlmSettings, report: Callable[[Loading], None]) -> LlmEngine
         report=report,
         threads=settings.threads,
     )
-    _log.info(
-        "%s (%s) on %s, BLAS: %s", loaded.model.id, loaded.model.dtype, backend.name, backend.blas or "none needed"
-    )
+    log_loaded(loaded.model, backend)
     seats = Seats(loaded.network, loaded.head)
     return LlmEngine(
         seats,

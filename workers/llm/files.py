@@ -7,7 +7,6 @@ Neither pickled weights nor code that comes with a model is ever opened.
 from __future__ import annotations
 
 import importlib.util
-import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,9 @@ import msgspec
 
 from protocol.errors import ModelNotConfigured
 from workers import safetensors
+from workers.configuration import read_object
 
+_KIND = "language model"
 CONFIG = "config.json"
 GENERATION = "generation_config.json"
 INDEX = "model.safetensors.index.json"
@@ -77,11 +78,11 @@ def choose(names: Iterable[str]) -> tuple[str, ...]:
 
 def describe(folder: Path, name: str) -> Description:
     """Read the configuration and find weights and tokenizer. Raises ModelNotConfigured, calling the model `name`."""
-    config = _json(folder / CONFIG, name)
+    config = read_object(folder / CONFIG, name, _KIND)
     check(config, name)
     if not any((folder / each).is_file() for each in _TOKENIZERS) and not list(folder.glob("*.tiktoken")):
         raise ModelNotConfigured(f"{name} has no tokenizer: none of {', '.join(_TOKENIZERS)} is there")
-    generation = _json(folder / GENERATION, name) if (folder / GENERATION).is_file() else {}
+    generation = read_object(folder / GENERATION, name, _KIND) if (folder / GENERATION).is_file() else {}
     return Description(config, _weights(folder, name), _window(config), _defaults(generation))
 
 
@@ -121,7 +122,7 @@ def is_llm(folder: Path) -> bool:
 def _weights(folder: Path, name: str) -> tuple[Path, ...]:
     files = sorted(folder.glob("model*.safetensors"))
     if (folder / INDEX).is_file():
-        shards = _json(folder / INDEX, name).get("weight_map")
+        shards = read_object(folder / INDEX, name, _KIND).get("weight_map")
         if not isinstance(shards, dict) or not shards:
             raise ModelNotConfigured(f"{name}: {INDEX} names no files")
         named = {folder / Path(str(shard)).name for shard in shards.values()}
@@ -161,17 +162,3 @@ def _defaults(generation: Mapping[str, Any]) -> Defaults:
 
     top_k = number("top_k", 0, 1 << 20)
     return Defaults(number("temperature", 0, 2), number("top_p", 0, 1), None if top_k is None else int(top_k))
-
-
-def _json(path: Path, name: str) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        raise ModelNotConfigured(f"{name} is no language model: it has no {path.name}") from None
-    except OSError as error:
-        raise ModelNotConfigured(f"{name}: {path.name} cannot be read ({error.strerror})") from error
-    except ValueError as error:
-        raise ModelNotConfigured(f"{name}: {path.name} is no JSON") from error
-    if not isinstance(found, dict):
-        raise ModelNotConfigured(f"{name}: {path.name} holds no object")
-    return found

@@ -18,13 +18,12 @@ from mlx_lm.utils import _tokenizer_defaults, get_total_parameters, load_model
 
 from protocol import events
 from protocol.errors import ModelNotConfigured
-from workers import hub
+from workers.heap import keep_memory
 from workers.llm import files
 from workers.llm.cpu.install import install
 from workers.llm.cpu.plain import to_float32
 from workers.llm.files import Defaults
-from workers.starter import catalog
-from workers.whisper.cpu.memory import keep_memory
+from workers.source import display_name, find
 from workers.whisper.cpu.streams import cores
 
 if TYPE_CHECKING:
@@ -72,7 +71,7 @@ def load(
     modules. Raises ModelNotConfigured, worded for clients, when it cannot be had.
     """
     name = display_name(model)
-    folder = find(model, data_dir=data_dir, offline=offline, report=report)
+    folder = find(model, "llm", data_dir=data_dir, offline=offline, report=report)
     report(events.Loading(f"loading {name}"))
     found = files.describe(folder, name)
     network, config = _read(folder, name)
@@ -112,29 +111,6 @@ def _warm_up(network: Any, length: int) -> int:
     logits = network(mx.zeros((1, 1), mx.int32), cache=cache)
     mx.eval(logits)
     return int(logits.shape[-1])
-
-
-def find(model: str, *, data_dir: str | Path, offline: bool, report: Callable[[events.Loading], None]) -> Path:
-    """The folder with the model's files, converted or downloaded if need be. Raises ModelNotConfigured."""
-    starters = catalog.names("llm")
-    if model in starters:
-        return catalog.prepare(model, data_dir, report)
-    folder = Path(model).expanduser()
-    if model and folder.is_dir():
-        return folder
-    if hub.is_id(model):
-        return hub.find(model, "llm", offline=offline, report=report)
-    raise ModelNotConfigured(
-        f"there is no language model {display_name(model)!r}: name a folder, a Hugging Face id (owner/name) "
-        f"or a starter ({', '.join(starters)})"
-    )
-
-
-def display_name(model: str) -> str:
-    """How clients see it: as it was given, but of a folder only the last part, so that no path leaks."""
-    if model in catalog.STARTERS or (hub.is_id(model) and not Path(model).is_dir()):
-        return model
-    return Path(model).expanduser().resolve().name or model
 
 
 def _read(folder: Path, name: str) -> tuple[Any, dict[str, Any]]:

@@ -8,7 +8,7 @@ import sys
 import msgspec
 
 from workers import blas
-from workers.whisper.backend import describe
+from workers.backend import describe
 
 
 def main() -> None:

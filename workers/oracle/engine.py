@@ -17,9 +17,8 @@ from protocol.errors import EmptyAudio, Failure, InternalError, WrongModelKind
 from protocol.events import Loading, Ready
 from protocol.jobs import Heard, Job, Pcm, Transcribe
 from protocol.settings import OracleSettings
-from workers import blas
+from workers.backend import describe, log_loaded, prepare_blas
 from workers.loop import Emit, failed
-from workers.whisper.backend import describe
 from workers.whisper.recording import Recording, Spool
 from workers.whisper.refusal import refuse
 
@@ -103,9 +102,7 @@ class OracleEngine:
 def build(settings: OracleSettings, report: Callable[[Loading], None]) -> OracleEngine:
     """Load the BLAS, MLX and the model, in this order and this thread. Raises ModelNotConfigured."""
     report(Loading("preparing BLAS"))
-    library = blas.prepare(settings.data_dir, settings.threads)
-    if library.slow:
-        _log.warning("MLX runs on the reference BLAS, fifty times slower than OpenBLAS: %s", library.reason)
+    library = prepare_blas(settings.data_dir, settings.threads)
     report(Loading("importing MLX and mlx-whisper"))
     import mlx.core as mx
 
@@ -121,9 +118,7 @@ def build(settings: OracleSettings, report: Callable[[Loading], None]) -> Oracle
         report=report,
         dtype=mx.float32 if backend.name == "cpu" else mx.float16,
     )
-    _log.info(
-        "%s (%s) on %s, BLAS: %s", loaded.model.id, loaded.model.dtype, backend.name, backend.blas or "none needed"
-    )
+    log_loaded(loaded.model, backend)
     return OracleEngine(Ready(capacity=1, backend=backend, model=loaded.model), Transcriber(loaded))
 
 

@@ -18,10 +18,8 @@ from protocol.errors import InternalError, WrongModelKind
 from protocol.events import Loading, Ready
 from protocol.jobs import Guess, Heard, Job, Transcribe
 from protocol.settings import WhisperSettings
-from workers import blas
+from workers.backend import log_loaded, start
 from workers.loop import Emit
-from workers.whisper.backend import describe
-from workers.whisper.cpu.memory import share_heap
 from workers.whisper.decoding.fallback import Kit
 from workers.whisper.hearing import Phase
 from workers.whisper.needs import Align, Ask, Encode, Need, Pause, Prefill, Step
@@ -35,8 +33,6 @@ N = TypeVar("N", bound=Need)
 
 CAPACITY = 32
 """Jobs at once. Each costs little until it has a window in memory, and those are `Shares.windows`."""
-CACHE_BYTES = 256 << 20
-"""Buffers that MLX may keep for reuse on a GPU. On a CPU none: there the C library keeps them already."""
 
 _log = logging.getLogger(__name__)
 
@@ -256,20 +252,12 @@ def _is_waiting(track: Track) -> bool:
 
 def build(settings: WhisperSettings, report: Callable[[Loading], None]) -> WhisperEngine:
     """Load the BLAS, MLX and the model, in this order and this thread. Raises ModelNotConfigured."""
-    report(Loading("preparing BLAS"))
-    # One thread: on a CPU the model's own streams are what runs side by side.
-    library = blas.prepare(settings.data_dir, threads=1)
-    if library.slow:
-        _log.warning("MLX runs on the reference BLAS, fifty times slower than OpenBLAS: %s", library.reason)
-    report(Loading("importing MLX"))
-    share_heap()
+    backend = start(settings.data_dir, report)
     import mlx.core as mx
 
     from workers.whisper.load import load
     from workers.whisper.model import choose
 
-    backend = describe(library)
-    mx.set_cache_limit(0 if backend.name == "cpu" else CACHE_BYTES)
     loaded = load(
         settings.model,
         data_dir=settings.data_dir,
@@ -278,7 +266,5 @@ def build(settings: WhisperSettings, report: Callable[[Loading], None]) -> Whisp
         dtype=mx.float32 if backend.name == "cpu" else mx.float16,
     )
     model = choose(loaded.whisper, settings.threads or None)
-    _log.info(
-        "%s (%s) on %s, BLAS: %s", loaded.model.id, loaded.model.dtype, backend.name, backend.blas or "none needed"
-    )
+    log_loaded(loaded.model, backend)
     return WhisperEngine(model, Ready(capacity=CAPACITY, backend=backend, model=loaded.model))

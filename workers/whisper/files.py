@@ -6,7 +6,6 @@ file or shards); knows no network. Pickled weights are never opened.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,9 @@ from typing import Any
 import msgspec
 
 from protocol.errors import ModelNotConfigured
+from workers.configuration import read_object
 
+_KIND = "Whisper model"
 CONFIG = "config.json"
 GENERATION = "generation_config.json"
 INDEX = "model.safetensors.index.json"
@@ -61,8 +62,8 @@ def choose(names: Iterable[str]) -> tuple[str, ...]:
 
 def describe(folder: Path, name: str) -> Description:
     """Read the configuration and find the weights. Raises ModelNotConfigured, calling the model `name`."""
-    config = _json(folder / CONFIG, name)
-    generation = _json(folder / GENERATION, name) if (folder / GENERATION).is_file() else {}
+    config = read_object(folder / CONFIG, name, _KIND)
+    generation = read_object(folder / GENERATION, name, _KIND) if (folder / GENERATION).is_file() else {}
     return Description(
         dimensions(config, name), _weights(folder, name), _quantization(config, name), _heads(generation)
     )
@@ -96,7 +97,7 @@ def _weights(folder: Path, name: str) -> tuple[Path, ...]:
             return (folder / whole,)
     if not (folder / INDEX).is_file():
         raise ModelNotConfigured(f"{name} has no weights: none of {', '.join((*WHOLE, INDEX))} is there")
-    shards = _json(folder / INDEX, name).get("weight_map")
+    shards = read_object(folder / INDEX, name, _KIND).get("weight_map")
     if not isinstance(shards, dict) or not shards:
         raise ModelNotConfigured(f"{name}: {INDEX} names no files")
     files = sorted({Path(str(shard)).name for shard in shards.values()})
@@ -120,17 +121,3 @@ def _heads(generation: Mapping[str, Any]) -> tuple[tuple[int, int], ...]:
     if not isinstance(found, list) or not all(isinstance(pair, list) and len(pair) == 2 for pair in found):
         return ()
     return tuple((int(layer), int(head)) for layer, head in found)
-
-
-def _json(path: Path, name: str) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        raise ModelNotConfigured(f"{name} is no Whisper model: it has no {path.name}") from None
-    except OSError as error:
-        raise ModelNotConfigured(f"{name}: {path.name} cannot be read ({error.strerror})") from error
-    except ValueError as error:
-        raise ModelNotConfigured(f"{name}: {path.name} is no JSON") from error
-    if not isinstance(found, dict):
-        raise ModelNotConfigured(f"{name}: {path.name} holds no object")
-    return found

@@ -17,8 +17,7 @@ from mlx.utils import tree_flatten, tree_unflatten
 
 from protocol import events
 from protocol.errors import ModelNotConfigured
-from workers import hub
-from workers.starter import catalog
+from workers.source import display_name, find
 from workers.whisper import files, reference, weights
 from workers.whisper.alignment import for_shape
 
@@ -51,7 +50,7 @@ def load(
     Raises ModelNotConfigured, worded for clients, when it cannot be had.
     """
     name = display_name(model)
-    folder = find(model, data_dir=data_dir, offline=offline, report=report)
+    folder = find(model, "whisper", data_dir=data_dir, offline=offline, report=report)
     report(events.Loading(f"loading {name}"))
     found = files.describe(folder, name)
     if found.dims["n_vocab"] not in VOCABULARIES:
@@ -71,28 +70,6 @@ def load(
         else str(dtype).removeprefix("mlx.core.")
     )
     return Loaded(whisper, describe(whisper.dims, name, parameters, kind))
-
-
-def find(model: str, *, data_dir: str | Path, offline: bool, report: Callable[[events.Loading], None]) -> Path:
-    """The folder with the model's files, converted or downloaded if need be. Raises ModelNotConfigured."""
-    if model in catalog.names("whisper"):
-        return catalog.prepare(model, data_dir, report)
-    folder = Path(model).expanduser()
-    if model and folder.is_dir():
-        return folder
-    if hub.is_id(model):
-        return hub.find(model, "whisper", offline=offline, report=report)
-    raise ModelNotConfigured(
-        f"there is no speech model {display_name(model)!r}: name a folder, a Hugging Face id (owner/name) "
-        f"or a starter ({', '.join(catalog.names('whisper'))})"
-    )
-
-
-def display_name(model: str) -> str:
-    """How clients see it: as it was given, but of a folder only the last part, so that no path leaks."""
-    if model in catalog.STARTERS or (hub.is_id(model) and not Path(model).is_dir()):
-        return model
-    return Path(model).expanduser().resolve().name or model
 
 
 def describe(dims: ModelDimensions, name: str, parameters: int, dtype: str) -> events.Model:

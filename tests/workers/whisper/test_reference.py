@@ -24,7 +24,7 @@ def test_the_engine_and_the_loader_need_neither_numba_nor_scipy_nor_the_whole_pa
 
 
 def test_the_engine_brings_no_mlx_before_its_blas() -> None:
-    assert "mlx.core" not in loaded("import workers.whisper.engine, workers.whisper.backend, workers.whisper.tokenizer")
+    assert "mlx.core" not in loaded("import workers.whisper.engine, workers.backend, workers.whisper.tokenizer")
 
 
 def test_the_whole_package_may_be_there_as_well() -> None:

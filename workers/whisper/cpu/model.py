@@ -9,10 +9,10 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+from workers.heap import keep_memory
 from workers.whisper.cpu.decoder import CpuEncoded, CpuRows, Decoder
 from workers.whisper.cpu.encoder import Encoder
 from workers.whisper.cpu.kernels import Kernels
-from workers.whisper.cpu.memory import keep_memory
 from workers.whisper.cpu.streams import MAX_STREAMS, cores, new_streams
 from workers.whisper.model import wanted_tokens
 
