@@ -11,6 +11,7 @@ import msgspec
 
 from protocol.errors import Kind
 from protocol.jobs import Reached, Span
+from protocol.tools import CallPart
 
 ModelKind = Literal["whisper", "llm"]
 
@@ -240,20 +241,22 @@ class Started(msgspec.Struct, frozen=True, tag="started"):
 
 
 class Delta(msgspec.Struct, frozen=True, tag="delta"):
-    """More of one choice: whole characters, no stop string, no marker. Both texts may be empty beside `said`."""
+    """More of one choice: whole characters, no stop string, no marker. The texts may be empty beside the others."""
 
     choice: int
     text: str = ""
     reasoning: str = ""
     said: tuple[Said, ...] = ()
-    """The tokens of it, where log-probabilities were asked for."""
+    """The tokens of the text, where log-probabilities were asked for."""
+    calls: tuple[CallPart, ...] = ()
+    """What of calls comes after the text."""
 
 
 class ChoiceEnded(msgspec.Struct, frozen=True, tag="choice_ended"):
     """A choice is complete."""
 
     choice: int
-    reason: Literal["stop", "length"]
+    reason: Literal["stop", "length", "tool_calls"]
     tokens: int
     """Generated, the end of text and what a stop string cut off included."""
     reasoning_tokens: int = 0

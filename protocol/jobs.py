@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Meta
 
 from protocol.settings import SAMPLE_RATE
+from protocol.tools import Tools
 
 Task = Literal["transcribe", "translate"]
 
@@ -272,6 +273,7 @@ class Chat(msgspec.Struct, frozen=True, tag="chat"):
     generation: Generation = Generation()
     template_kwargs: dict[str, Any] = {}
     """Handed to the model's chat template."""
+    tools: Tools = Tools()
 
 
 class Complete(msgspec.Struct, frozen=True, tag="complete"):

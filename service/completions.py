@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from protocol.events import ChoiceEnded, Delta, Generated, Ready, Spent, Started
-from service.dialects import Body, Choice, Dialect, finite
+from service.dialects import Body, Choice, Dialect, finite, joined
 
 
 @dataclass(frozen=True)
@@ -134,6 +134,7 @@ def _gathered(deltas: Iterable[Delta], ended: ChoiceEnded) -> Choice:
         reasoning="".join(delta.reasoning for delta in deltas),
         said=tuple(token for delta in deltas for token in delta.said),
         ended=ended,
+        calls=joined(part for delta in deltas for part in delta.calls),
     )
 
 
@@ -146,6 +147,17 @@ def best(choices: Sequence[Choice], asked: int) -> list[Choice]:
         return sum(finite(token.logprob) for token in choice.said) / max(len(choice.said), 1)
 
     return sorted(choices, key=likelihood, reverse=True)[:asked]
+
+
+def _apart(delta: Delta) -> Iterator[Delta]:
+    """Text and parts of calls each by themselves: clients expect a call's name before its arguments."""
+    if not delta.calls:
+        yield delta
+        return
+    if delta.text or delta.reasoning or delta.said:
+        yield msgspec.structs.replace(delta, calls=())
+    for part in delta.calls:
+        yield Delta(delta.choice, calls=(part,))
 
 
 class Chunks:
@@ -167,9 +179,10 @@ class Chunks:
     def take(self, event: Started | Delta | ChoiceEnded | Generated) -> Iterator[Mapping[str, Any]]:
         match event:
             case Delta():
-                if said := self._dialect.goes_on(event):
-                    yield from self._begin(event.choice)
-                    yield self._chunk(said)
+                for delta in _apart(event):
+                    if said := self._dialect.goes_on(delta):
+                        yield from self._begin(delta.choice, delta)
+                        yield self._chunk(said)
             case ChoiceEnded():
                 self._usage = self._usage.plus(event)
                 yield from self._begin(event.choice)
@@ -190,10 +203,10 @@ class Chunks:
         if self._nulls:
             yield {**self._head, "choices": [], "usage": self._usage.body()}
 
-    def _begin(self, index: int) -> Iterator[Body]:
+    def _begin(self, index: int, delta: Delta | None = None) -> Iterator[Body]:
         if index not in self._begun:
             self._begun.add(index)
-            if first := self._dialect.begins(index):
+            if first := self._dialect.begins(index, delta):
                 yield self._chunk(first)
 
     def _chunk(self, choice: Body) -> Body:

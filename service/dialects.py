@@ -10,7 +10,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from msgspec.structs import replace
+
 from protocol.events import Candidate, ChoiceEnded, Delta, Said
+from protocol.tools import CallPart
 
 LEAST_LOGPROB = -9999.0
 """OpenAI's number for what is out of the question; JSON has no infinity."""
@@ -27,6 +30,8 @@ class Choice:
     reasoning: str
     said: tuple[Said, ...]
     ended: ChoiceEnded
+    calls: tuple[CallPart, ...] = ()
+    """Whole ones, in order."""
 
 
 class Dialect(Protocol):
@@ -39,8 +44,8 @@ class Dialect(Protocol):
 
     def whole(self, choice: Choice) -> Body: ...
 
-    def begins(self, index: int) -> Body | None:
-        """The choice of the first chunk, where that is one of its own."""
+    def begins(self, index: int, delta: Delta | None) -> Body | None:
+        """The choice of the first chunk, where that is one of its own. delta: what comes after it."""
 
     def goes_on(self, delta: Delta) -> Body | None:
         """None: there is nothing that a client would see."""
@@ -59,7 +64,10 @@ class Chat:
         self._logprobs = logprobs
 
     def whole(self, choice: Choice) -> Body:
-        message: Body = {"role": "assistant", "content": choice.text, "refusal": None, "annotations": []}
+        content = choice.text if choice.text or not choice.calls else None
+        message: Body = {"role": "assistant", "content": content, "refusal": None, "annotations": []}
+        if choice.calls:
+            message["tool_calls"] = [_call(call) for call in choice.calls]
         if choice.reasoning:
             message["reasoning_content"] = choice.reasoning
         return {
@@ -69,13 +77,17 @@ class Chat:
             "finish_reason": choice.ended.reason,
         }
 
-    def begins(self, index: int) -> Body | None:
-        return _part(index, {"role": "assistant", "content": "", "refusal": None})
+    def begins(self, index: int, delta: Delta | None) -> Body | None:
+        silent = delta is not None and delta.calls and not (delta.text or delta.reasoning)
+        return _part(index, {"role": "assistant", "content": None if silent else "", "refusal": None})
 
     def goes_on(self, delta: Delta) -> Body | None:
-        said: Body = {"content": delta.text} if delta.text or (delta.said and not delta.reasoning) else {}
+        silent = delta.reasoning or delta.calls
+        said: Body = {"content": delta.text} if delta.text or (delta.said and not silent) else {}
         if delta.reasoning:
             said["reasoning_content"] = delta.reasoning
+        if delta.calls:
+            said["tool_calls"] = [{"index": part.index, **_call(part)} for part in delta.calls]
         return _part(delta.choice, said, self._logprobs_of(delta.said) if delta.said else None) if said else None
 
     def ends(self, ended: ChoiceEnded) -> Body:
@@ -99,7 +111,7 @@ class Text:
     def whole(self, choice: Choice) -> Body:
         return self._choice(choice.index, choice.reasoning + choice.text, choice.said, choice.ended.reason)
 
-    def begins(self, index: int) -> Body | None:
+    def begins(self, index: int, delta: Delta | None) -> Body | None:
         return None
 
     def goes_on(self, delta: Delta) -> Body | None:
@@ -146,6 +158,23 @@ class _Places:
 
 def _part(index: int, delta: Body, logprobs: Body | None = None, reason: str | None = None) -> Body:
     return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
+
+
+def _call(part: CallPart) -> Body:
+    """A whole call, or more of one: its id, type and name are said once."""
+    if part.id is None:
+        return {"function": {"arguments": part.arguments}}
+    function = {"name": part.name, "arguments": part.arguments}
+    return {"id": part.id, "type": "function", "function": function}
+
+
+def joined(parts: Iterable[CallPart]) -> tuple[CallPart, ...]:
+    """Whole calls."""
+    calls: dict[int, CallPart] = {}
+    for part in parts:
+        before = calls.get(part.index)
+        calls[part.index] = part if before is None else replace(before, arguments=before.arguments + part.arguments)
+    return tuple(calls.values())
 
 
 def _token(said: Said | Candidate) -> Body:

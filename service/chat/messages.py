@@ -64,7 +64,19 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
 
 def told(messages: tuple[Message, ...]) -> tuple[ChatMessage, ...]:
     """As the job has them. Raises MissingField, InvalidValue or UnsupportedContent, naming the place."""
-    return tuple(_told(message, f"messages[{index}]") for index, message in enumerate(messages))
+    called: set[str] = set()
+    found = []
+    for index, message in enumerate(messages):
+        place = f"messages[{index}]"
+        found.append(_told(message, place))
+        called.update(call.id for call in message.tool_calls or ())
+        if message.role == "tool" and message.tool_call_id not in called:
+            raise InvalidValue(
+                f"{place}.tool_call_id: no assistant message before it has a tool call "
+                f"{str(message.tool_call_id)[: forms.SHOWN]!r}",
+                param=f"{place}.tool_call_id",
+            )
+    return tuple(found)
 
 
 def _told(message: Message, place: str) -> ChatMessage:

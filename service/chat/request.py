@@ -16,6 +16,7 @@ from protocol.jobs import Chat, Complete, Generation, Sampling
 from service import forms
 from service.chat import typed
 from service.chat.messages import Message, told
+from service.chat.tools import Choice, GivenTools, chosen
 
 T = TypeVar("T", bound="Asked")
 
@@ -109,17 +110,14 @@ class ChatRequest(Asked, frozen=True, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
     modalities: tuple[Literal["text", "audio"], ...] = ()
     audio: Any = None
-    tools: tuple[dict[str, Any], ...] = ()
-    tool_choice: Annotated[
-        Literal["none", "auto", "required"] | dict[str, Any],
-        Meta(description="one of none, auto, required, or an object that names one function"),
-    ] = "auto"
+    tools: GivenTools = ()
+    tool_choice: Choice = "auto"
     parallel_tool_calls: bool = True
-    functions: tuple[dict[str, Any], ...] = ()
+    functions: Any = None
     function_call: Any = None
 
     def job(self, client: str, *, trace: bool) -> Chat:
-        """Raises what is wrong with a message."""
+        """Raises what is wrong with a message or a tool."""
         effort = self.reasoning_effort
         asked = {} if effort is None else {"enable_thinking": effort != "none", "reasoning_effort": effort}
         return Chat(
@@ -132,6 +130,7 @@ class ChatRequest(Asked, frozen=True, kw_only=True):
                 logprobs=(self.top_logprobs or 0) if self.logprobs else None,
             ),
             template_kwargs=asked | (self.chat_template_kwargs or {}),
+            tools=chosen(self.tools, self.tool_choice, parallel=self.parallel_tool_calls),
         )
 
 
@@ -191,11 +190,10 @@ def read_chat(members: Mapping[str, Any]) -> tuple[ChatRequest, list[str]]:
     _check(request)
     if request.top_logprobs is not None and not request.logprobs:
         raise InvalidValue("top_logprobs needs logprobs to be true", param="top_logprobs")
-    if not request.tools and (request.tool_choice == "required" or isinstance(request.tool_choice, dict)):
-        raise InvalidValue("tool_choice can only name a tool when tools are given", param="tool_choice")
-    for name in ("tools", "functions"):
-        if getattr(request, name):
-            raise _not_yet(name)
+    if request.functions or request.function_call not in (None, "none", "auto"):
+        param = "functions" if request.functions else "function_call"
+        instead = "tools" if request.functions else "tool_choice"
+        raise UnsupportedValue(f"{param} is not supported any more: use {instead}", param=param)
     if request.audio is not None or "audio" in request.modalities:
         raise UnsupportedValue("answers in audio are not supported", param="modalities")
     _check_supported(request)

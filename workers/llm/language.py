@@ -61,6 +61,7 @@ class ModelLanguage:
             thinking=prompt.thinking,
             continues=prompt.continues,
             logprobs=generation.logprobs is not None,
+            calling=prompt.calling,
         )
 
     def encode(self, text: str) -> Sequence[int]:

@@ -6,18 +6,18 @@ than the context has tokens; a text is not tokenized much further than the conte
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-import msgspec
 from jinja2 import TemplateError
 
-from protocol.errors import ContextLengthExceeded, InvalidValue
-from protocol.jobs import Chat, ChatMessage, Complete
+from protocol.errors import ContextLengthExceeded, InvalidValue, UnsupportedValue
+from protocol.jobs import Chat, Complete
 from workers.llm import spelling
+from workers.llm.calls import Calling
+from workers.llm.formats import Format, format_of
+from workers.llm.messages import messages_for
 
 if TYPE_CHECKING:
     from mlx_lm.tokenizer_utils import TokenizerWrapper
@@ -53,7 +53,8 @@ SEAM = 8
 REASON = 300
 """Characters of a template's complaint that are told."""
 
-_TOOL_ROLE = re.compile("""["']tool["']""")
+_TEMPLATES_RAISE = (TemplateError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RuntimeError)
+"""They raise what they like, and jinja runs what they do as Python."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,8 @@ class Prompt:
     """What the answer begins with."""
     continues: bool = False
     """The answer goes on with this very text, instead of replying to it."""
+    calling: Calling | None = None
+    """The tools that the answer may call."""
 
     @property
     def param(self) -> str:
@@ -124,78 +127,36 @@ def _chat(tokenizer: TokenizerWrapper, job: Chat, window: int) -> Prompt:
     if len(job.messages) > window:
         # Each takes a token at least, so that the template need not be run to know.
         raise _too_long(window, f"more than {window}", "messages")
-    text = _render(tokenizer, job)
+    if job.tools.choice == "required":
+        raise UnsupportedValue("a call cannot be demanded yet: tool_choice must be auto or none", param="tool_choice")
+    form = format_of(tokenizer)
+    text = _render(tokenizer, job, form)
     ids = _bounded(tokenizer, text, window, "messages")
     if not ids:
         raise InvalidValue("the model's chat template makes nothing of these messages", param="messages")
     opens: str | None = tokenizer.think_start
-    return Prompt(ids, text, thinking=opens is not None and text.rstrip().endswith(opens))
+    thinking = opens is not None and text.rstrip().endswith(opens)
+    allowed = job.tools.allowed
+    return Prompt(ids, text, thinking, calling=Calling(form, allowed, job.tools.parallel) if allowed else None)
 
 
-def _render(tokenizer: TokenizerWrapper, job: Chat) -> str:
-    messages = [_message(each) for each in job.messages]
-    if not _speaks_tools(tokenizer):
-        messages = _spelt_out(messages)
-    try:
-        text: Any = tokenizer.apply_chat_template(  # type: ignore[no-untyped-call]
-            messages, tokenize=False, add_generation_prompt=True, **job.template_kwargs
-        )
-    except (TemplateError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RuntimeError) as error:
-        # Templates raise what they like, and jinja runs what they do as Python.
-        raise InvalidValue(
-            f"the model's chat template refuses these messages: {_reason(error)}", param="messages"
-        ) from error
-    assert isinstance(text, str)
-    return text
-
-
-def _message(message: ChatMessage) -> dict[str, Any]:
-    """As templates expect it: what is not there is no key, a call's arguments are an object."""
-    found: dict[str, Any] = {"role": message.role, "content": message.content}
-    for key in ("name", "tool_call_id", "reasoning_content"):
-        if getattr(message, key) is not None:
-            found[key] = getattr(message, key)
-    if message.tool_calls:
-        found["tool_calls"] = [_call(each) for each in message.tool_calls]
-    return found
-
-
-def _call(call: dict[str, Any]) -> dict[str, Any]:
-    function = call.get("function")
-    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
-        return call
-    try:
-        arguments = msgspec.json.decode(function["arguments"])
-    except (msgspec.DecodeError, RecursionError):
-        # A model said it, and its conversation goes on all the same.
-        return call
-    return {**call, "function": {**function, "arguments": arguments}} if isinstance(arguments, dict) else call
-
-
-def _speaks_tools(tokenizer: TokenizerWrapper) -> bool:
-    """Whether the template renders calls and results of tools. One that is no plain text is trusted to."""
-    template = tokenizer.chat_template
-    return not isinstance(template, str) or ("tool_calls" in template and _TOOL_ROLE.search(template) is not None)
-
-
-def _spelt_out(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Calls and results of tools as text of the assistant and the user, who still take turns."""
-    found: list[dict[str, Any]] = []
-    for message in messages:
-        plain = {key: value for key, value in message.items() if key not in ("tool_calls", "tool_call_id")}
-        if message["role"] == "tool":
-            plain["role"] = "user"
-            plain["content"] = f"<tool_response>\n{message['content']}\n</tool_response>"
-        for call in message.get("tool_calls", ()):
-            said = {key: value for key, value in call.get("function", call).items() if key in ("name", "arguments")}
-            text = f"<tool_call>\n{json.dumps(said, ensure_ascii=False)}\n</tool_call>"
-            plain["content"] = f"{plain['content']}\n{text}" if plain["content"] else text
-        before = found[-1] if found else None
-        if before and before["role"] == plain["role"] == "user" and before["content"].endswith("</tool_response>"):
-            before["content"] += "\n" + plain["content"]
-        else:
-            found.append(plain)
-    return found
+def _render(tokenizer: TokenizerWrapper, job: Chat, form: Format) -> str:
+    native = {"tools": [tool.shown for tool in job.tools.offered]} if form.native and job.tools.allowed else {}
+    refused: Exception | None = None
+    for messages in messages_for(tokenizer, job, form):
+        try:
+            text: Any = tokenizer.apply_chat_template(  # type: ignore[no-untyped-call]
+                messages, tokenize=False, add_generation_prompt=True, **native, **job.template_kwargs
+            )
+        except _TEMPLATES_RAISE as error:
+            refused = refused or error
+            continue
+        assert isinstance(text, str)
+        return text
+    assert refused is not None
+    raise InvalidValue(
+        f"the model's chat template refuses these messages: {_reason(refused)}", param="messages"
+    ) from refused
 
 
 def _reason(error: Exception) -> str:

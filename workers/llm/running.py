@@ -172,19 +172,19 @@ class Row:
             # What was held back may turn out to be a stop string only now.
             self._say(self.voice.end())
             self._end("length" if self.voice.stopped is None else "stop")
-        elif self.voice.stopped is not None:
+        elif self.voice.stopped is not None or self.voice.enough:
             self._end("stop")
 
     def _say(self, piece: Piece) -> None:
         if piece:
-            self.running.emit(Delta(choice=self.choice, text=piece.text, reasoning=piece.reasoning, said=piece.said))
+            self.running.emit(Delta(self.choice, piece.text, piece.reasoning, piece.said, piece.calls))
 
     def _end(self, reason: Literal["stop", "length"]) -> None:
         self.over = True
         self.running.count(
             ChoiceEnded(
                 choice=self.choice,
-                reason=reason,
+                reason="tool_calls" if reason == "stop" and self.voice.called else reason,
                 tokens=len(self.ids),
                 reasoning_tokens=self.voice.reasoning_tokens,
                 stop=self.voice.stopped,

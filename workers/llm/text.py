@@ -2,15 +2,16 @@
 
 Knows a tokenizer and what was asked for; knows neither rows nor events but the shape of a token's log-probability.
 
-A character goes through two gates, each of which may hold it back until more is known:
+A character goes through up to three gates, each of which may hold it back until more is known:
 
     before any text      is this the marker that opens reasoning?      no: it is content
     within reasoning     is this the marker that closes it?            no: it is reasoning
-    content              is this a stop string?                        no: the client gets it
+    content              does this belong to a call of a tool?         no: it is text
+    text                 is this a stop string?                        no: the client gets it
 
 Reasoning is opened by the prompt (`thinking`) or by the answer's first characters that are no space, and closed once:
-whatever else looks like a marker is text. White space around a marker is dropped. Stop strings end content, not
-reasoning. The stop string that is complete first wins; of those complete at once, the longest.
+whatever else looks like a marker is text. White space around a marker is dropped. Stop strings end text, neither
+reasoning nor a call. The stop string that is complete first wins; of those complete at once, the longest.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from enum import Enum, auto
 from typing import TYPE_CHECKING
 
 from protocol.events import Candidate, Said
+from protocol.tools import CallPart
+from workers.llm.calls import Calling, Calls
 from workers.llm.spelling import spelling
 from workers.llm.trace import MAX_ROUTES, Route, Way
 from workers.llm.watch import Watch
@@ -39,9 +42,11 @@ class Piece:
     said: tuple[Said, ...] = ()
     """The tokens of the text that is out with this piece, if log-probabilities were asked for: none of reasoning, none
     that a stop string has a part of."""
+    calls: tuple[CallPart, ...] = ()
+    """They come after the text."""
 
     def __bool__(self) -> bool:
-        return bool(self.text or self.reasoning or self.said)
+        return bool(self.text or self.reasoning or self.said or self.calls)
 
 
 class _At(Enum):
@@ -60,7 +65,9 @@ class _Group:
     """Characters whose fate is open."""
     complete: bool = False
     spoken: bool = False
-    """Some of it is content."""
+    """Some of it is text."""
+    called: bool = False
+    """Some of it belongs to a call."""
     said: list[Said] = field(default_factory=list)
 
 
@@ -75,14 +82,16 @@ class Voice:
         thinking: bool,
         logprobs: bool,
         continues: bool = False,
+        calling: Calling | None = None,
     ) -> None:
         """thinking: the prompt has opened a block of reasoning. continues: the answer goes on with the prompt's text
-        (a completion): a space at its start belongs to it and nothing in it is a marker."""
+        (a completion): a space at its start belongs to it and nothing in it is a marker. calling: what it may call."""
         self.stopped: str | None = None
         self.reasoning_tokens = 0
         """Markers and the space around them included."""
         self._spelling = spelling(tokenizer, continues=continues)
         self._stops = [Watch(each) for each in stop if each]
+        self._calls = Calls(calling) if calling is not None else None
         self._opens: str = "" if continues else tokenizer.think_start or ""
         self._closes = Watch(tokenizer.think_end or "") if self._opens else None
         self._at = _At.REASONING if thinking and self._opens else _At.START if self._opens else _At.CONTENT
@@ -101,6 +110,16 @@ class Voice:
         self._said: list[Said] = []
         self._routes: list[Route] = []
         self._visible = False
+
+    @property
+    def called(self) -> bool:
+        """It has made a call."""
+        return self._calls is not None and self._calls.count > 0
+
+    @property
+    def enough(self) -> bool:
+        """It has made the only call that is wanted."""
+        return self._calls is not None and self._calls.enough
 
     @property
     def routes(self) -> tuple[Route, ...]:
@@ -122,7 +141,7 @@ class Voice:
         if not self._visible and len(self._routes) < MAX_ROUTES:
             marker = (before is _At.REASONING) is not (self._at is _At.REASONING)
             self._routes.append(Route(_spelt(data), self._way(piece, marker=marker)))
-            self._visible = bool(piece.text or piece.reasoning)
+            self._visible = bool(piece.text or piece.reasoning or piece.calls)
         return piece
 
     def end(self) -> Piece:
@@ -132,6 +151,8 @@ class Voice:
         held, self._marker = self._marker, ""
         for char in held:
             self._hear_content(char)
+        if self._calls is not None and self.stopped is None:
+            self._sort(*self._calls.end())
         if self.stopped is None:
             self._say(self._content)
             self._think(self._thought)
@@ -156,10 +177,7 @@ class Voice:
     def _hear_start(self, char: str) -> None:
         held, self._marker = self._marker + char, ""
         if held == self._opens:
-            # What a stop string might have begun with ends here.
-            self._say(self._content)
-            self._stops = [Watch(each.wanted) for each in self._stops]
-            self._content = ""
+            self._forget_stops()
             self._leave(len(held))
             self._at, self._skip = _At.REASONING, True
         elif self._opens.startswith(held):
@@ -188,6 +206,31 @@ class Voice:
             self._leave(1)
             return
         self._skip = False
+        if self._calls is None:
+            self._hear_text(char)
+        elif self._calls.enough:
+            self._leave(1, called=True)
+        else:
+            outside = not self._calls.inside
+            found = self._calls.hear(char)
+            if outside and self._calls.inside:
+                self._forget_stops()
+            self._sort(*found)
+
+    def _sort(self, text: str, dropped: int) -> None:
+        """What is known of characters that may have belonged to a call."""
+        self._leave(dropped, called=True)
+        for char in text:
+            if self.stopped is None:
+                self._hear_text(char)
+
+    def _forget_stops(self) -> None:
+        """What a stop string might have begun with ends here."""
+        self._say(self._content)
+        self._stops = [Watch(each.wanted) for each in self._stops]
+        self._content = ""
+
+    def _hear_text(self, char: str) -> None:
         self._content += char
         hits = [each.wanted for each in self._stops if each.see(char)]
         if hits:
@@ -221,17 +264,19 @@ class Voice:
         group.complete = not self._spelling.waiting
         # A token without a character of its own belongs to what it stands among.
         if group.complete and not group.left and self._at is not _At.REASONING:
-            group.spoken = True
+            group.called = self._calls is not None and self._calls.inside
+            group.spoken = not group.called
         if said is not None:
             group.said.append(said)
 
-    def _leave(self, characters: int, *, spoken: bool = False) -> None:
+    def _leave(self, characters: int, *, spoken: bool = False, called: bool = False) -> None:
         """The fate of the oldest characters is known."""
         while characters:
             group = self._groups[0]
             taken = min(characters, group.left)
             group.left -= taken
             group.spoken = group.spoken or spoken
+            group.called = group.called or called
             characters -= taken
             self._settle()
 
@@ -240,12 +285,13 @@ class Voice:
             group = self._groups.popleft()
             if group.spoken:
                 self._said += group.said
-            else:
+            elif not group.called:
                 self.reasoning_tokens += group.tokens
 
     def _speak(self) -> Piece:
         self._settle()
-        piece = Piece(self._text, self._reasoning, tuple(self._said))
+        calls = self._calls.take() if self._calls is not None else ()
+        piece = Piece(self._text, self._reasoning, tuple(self._said), calls)
         self._text, self._reasoning = "", ""
         self._said.clear()
         return piece
@@ -259,6 +305,8 @@ class Voice:
             return "stop"
         if piece.text:
             return "text"
+        if piece.calls:
+            return "call"
         if piece.reasoning:
             return "reasoning"
         return "marker" if marker else "held back"

@@ -15,8 +15,9 @@ from protocol.events import Spent
 MAX_ROUTES = 8
 """Tokens of an answer whose way is recorded, at most: those up to the first that a client sees something of."""
 
-Way = Literal["marker", "held back", "text", "reasoning", "stop"]
-"""What came of a token: it ended a reasoning marker; nothing yet; an event with text or reasoning; a stop string."""
+Way = Literal["marker", "held back", "text", "reasoning", "call", "stop"]
+"""What came of a token: it ended a reasoning marker; nothing yet; an event with text, reasoning or a call; a stop
+string."""
 
 _log = logging.getLogger(__name__)
 

@@ -328,15 +328,9 @@ def test_what_changes_nothing_is_accepted(fields: dict[str, Any]) -> None:
     assert chat(**fields) == chat()
 
 
-TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
-
-
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"tools": [TOOL]}, "tools"),
-        ({"tools": [TOOL], "tool_choice": "none"}, "tools"),
-        ({"functions": [{"name": "f"}]}, "functions"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {}}}}, "response_format"),
         ({"guided_grammar": "root ::= x"}, "guided_grammar"),
@@ -390,9 +384,15 @@ def test_a_developer_speaks_as_the_system() -> None:
 
 
 def test_a_tool_s_answer_names_its_call() -> None:
-    assert message(role="tool", content="4", tool_call_id="call_1") == ChatMessage(
-        role="tool", content="4", tool_call_id="call_1"
-    )
+    asked = {"role": "assistant", "tool_calls": [CALL]}
+    _, told = chat(messages=[asked, {"role": "tool", "content": "4", "tool_call_id": "call_1"}]).messages
+    assert told == ChatMessage(role="tool", content="4", tool_call_id="call_1")
+
+
+@pytest.mark.parametrize("before", [[], [{"role": "assistant", "tool_calls": [CALL | {"id": "call_2"}]}], HI])
+def test_an_answer_to_a_call_that_nobody_made_is_refused(before: list[Any]) -> None:
+    answer = {"role": "tool", "content": "4", "tool_call_id": "call_1"}
+    assert wrong(messages=[*before, answer]) == ("invalid_value", f"messages[{len(before)}].tool_call_id")
 
 
 @pytest.mark.parametrize("content", [{}, {"content": None}, {"content": ""}, {"content": []}])

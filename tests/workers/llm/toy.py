@@ -9,6 +9,7 @@ from typing import Any
 from protocol.errors import Failure, InvalidRequest
 from protocol.events import ChoiceEnded, Delta, Event, Failed, Generated, Ready, Said, Spent, Started
 from protocol.jobs import Chat, ChatMessage, Complete, Generation, Sampling
+from protocol.tools import CallPart
 from workers.llm.engine import LlmEngine
 from workers.llm.running import Running
 
@@ -57,6 +58,7 @@ class ToyPiece:
     text: str = ""
     reasoning: str = ""
     said: tuple[Said, ...] = ()
+    calls: tuple[CallPart, ...] = ()
 
     def __bool__(self) -> bool:
         return bool(self.text or self.said)
@@ -66,6 +68,7 @@ class ToyVoice:
     """One character for each token; stops at the first of `stop`."""
 
     reasoning_tokens = 0
+    called = enough = False
     routes: tuple[Any, ...] = ()
 
     def __init__(self, stop: tuple[str, ...], logprobs: bool) -> None:
