@@ -21,7 +21,7 @@ from starlette.routing import Route
 from protocol.errors import Failure, Kind, MethodNotAllowed, NotFound
 from protocol.jobs import Job, Transcribe
 from protocol.settings import LlmSettings, MediaSettings, OracleSettings, WhisperSettings
-from service import errors
+from service import errors, habits
 from service.api import ROUTES
 from service.catalog import Catalog
 from service.config import Config
@@ -165,16 +165,18 @@ async def _options(request: Request) -> Response:
     return Response(status_code=204, headers={"allow": _allowed(request)})
 
 
-async def _refuse(_: Request, error: Exception) -> Response:
+async def _refuse(request: Request, error: Exception) -> Response:
     assert isinstance(error, Failure)
-    return errors.response(error)
+    return errors.response(error, path=request.url.path)
 
 
 async def _refuse_route(request: Request, error: Exception) -> Response:
     """What the router has to say: there is no such path, or not with this method."""
     assert isinstance(error, HTTPException)
-    path = request.url.path[:100]
+    path, method = request.url.path, request.method[:20]
     if error.status_code == errors.STATUS[Kind.METHOD_NOT_ALLOWED].status:
         allowed = _allowed(request)
-        return errors.response(MethodNotAllowed(f"{path} takes {allowed}, not {request.method[:20]}"), allow=allowed)
-    return errors.response(NotFound(f"there is nothing at {path}; GET /v1 lists what there is"))
+        refusal = MethodNotAllowed(f"{path[:100]} takes {allowed}, not {method}")
+        return errors.response(refusal, allow=allowed, path=path)
+    paths = [each.path for each in ROUTES]
+    return errors.response(NotFound(f"there is nothing at {path[:100]}{habits.hint(path, paths)}"), path=path)

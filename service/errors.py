@@ -65,6 +65,17 @@ STATUS: dict[Kind, Answer] = {
     Kind.INTERNAL_ERROR: Answer(500, "server_error", again=False),
 }
 
+_ANTHROPIC = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    504: "timeout_error",
+}
+"""Anthropic's type for a status; what has none is an api_error."""
+
 CLIENT_GONE = STATUS[Kind.REQUEST_CANCELLED].status
 """The status that only the log sees."""
 
@@ -77,6 +88,17 @@ def body(error: Failure) -> dict[str, object]:
         "param": error.param,
         "code": error.kind.value,
     }
+
+
+def body_for_anthropic(error: Failure) -> dict[str, object]:
+    """The whole body of a failure, as Anthropic's SDK reads it; also the last event of a stream that fails."""
+    kind = _ANTHROPIC.get(STATUS[error.kind].status, "api_error")
+    return {"type": "error", "error": {"type": kind, "message": error.message}}
+
+
+def speaks_anthropic(path: str) -> bool:
+    """Whether a client that asks for this path expects Anthropic's errors. It need not be a path that there is."""
+    return "messages" in path.split("/")
 
 
 def headers(error: Failure) -> dict[str, str]:
@@ -92,11 +114,17 @@ def headers(error: Failure) -> dict[str, str]:
     return hints
 
 
-def response(error: Failure, more: Mapping[str, object] | None = None, *, allow: str | None = None) -> Response:
-    """The whole answer. `more` stands beside `error` in the body; `allow` is a 405's header."""
+def response(
+    error: Failure, more: Mapping[str, object] | None = None, *, allow: str | None = None, path: str = ""
+) -> Response:
+    """The whole answer, in the shape that a client of `path` expects.
+
+    `more` stands beside `error` in the body; `allow` is a 405's header.
+    """
     extra = {"allow": allow} if allow is not None else {}
+    told = body_for_anthropic(error) if speaks_anthropic(path) else {"error": body(error)}
     return Response(
-        msgspec.json.encode({"error": body(error), **(more or {})}),
+        msgspec.json.encode({**told, **(more or {})}),
         STATUS[error.kind].status,
         headers(error) | extra,
         media_type="application/json",

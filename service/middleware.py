@@ -97,7 +97,10 @@ class _Exchange:
         if message["type"] == "http.response.start":
             self.status = message["status"]
             message.setdefault("headers", [])
-            MutableHeaders(raw=message["headers"])["x-request-id"] = self._request_id
+            headers = MutableHeaders(raw=message["headers"])
+            headers["x-request-id"] = self._request_id
+            if errors.speaks_anthropic(self.scope["path"]):
+                headers["request-id"] = self._request_id
         if self.status == errors.CLIENT_GONE:
             return
         if message["type"] == "http.response.body" and not message.get("more_body", False) and self._unread:
@@ -111,7 +114,7 @@ class _Exchange:
         if self.status is not None:
             return
         told = f"The server met an error of its own; its log has it under request id {self._request_id}."
-        await errors.response(InternalError(told))(self.scope, self.receive, self.send)
+        await errors.response(InternalError(told), path=self.scope["path"])(self.scope, self.receive, self.send)
 
     async def _drain(self) -> None:
         """Read and forget what the client still sends; the answer has been given already."""

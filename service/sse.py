@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import ExitStack, aclosing
 from typing import Any, NamedTuple
 
@@ -35,6 +35,9 @@ class Numbered(NamedTuple):
     message: Message
 
 
+Told = Callable[[Failure], Message]
+"""How a late failure is told."""
+
 log = logging.getLogger("starling.sse")
 
 END = "\n"
@@ -46,7 +49,8 @@ class EventStream(EventSourceResponse):
     """`first`, then `rest` to its end. A client that leaves, or reads nothing for `unread_s`, closes `rest`.
 
     `first` was awaited before this was made, so that what is refused gets its status; None where nothing can be
-    refused and the headers do not wait for an event. `owned` is closed at the end.
+    refused and the headers do not wait for an event. `owned` is closed at the end. `failing` makes the last event of a
+    stream that fails.
     """
 
     def __init__(
@@ -58,9 +62,10 @@ class EventStream(EventSourceResponse):
         *,
         keepalive_s: float,
         unread_s: float,
+        failing: Told | None = None,
     ) -> None:
         super().__init__(
-            _written(first, rest),
+            _written(first, rest, failing or failed),
             headers=headers,
             ping=keepalive_s,
             ping_message_factory=lambda: ServerSentEvent(comment="still here", sep=END),
@@ -89,7 +94,7 @@ class EventStream(EventSourceResponse):
 
 
 async def _written(
-    first: Message | None, rest: AsyncGenerator[Message | Numbered, None]
+    first: Message | None, rest: AsyncGenerator[Message | Numbered, None], failing: Told
 ) -> AsyncGenerator[ServerSentEvent, None]:
     try:
         if first is not None:
@@ -97,14 +102,15 @@ async def _written(
         async for told in rest:
             yield _event(told.message, told.id) if isinstance(told, Numbered) else _event(told)
     except Failure as failure:
-        yield _error(failure)
+        yield _event(failing(failure))
     except Exception:
         log.exception("a stream failed")
-        yield _error(InternalError("the server met an error of its own; its log has the details"))
+        yield _event(failing(InternalError("the server met an error of its own; its log has the details")))
 
 
-def _error(failure: Failure) -> ServerSentEvent:
-    return _event({"type": "error", "error": errors.body(failure)})
+def failed(failure: Failure) -> Message:
+    """As clients of OpenAI's protocols expect it."""
+    return {"type": "error", "error": errors.body(failure)}
 
 
 def _event(message: Message, id: int | None = None) -> ServerSentEvent:

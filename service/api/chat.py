@@ -5,14 +5,12 @@ Knows the order of the work; what a field means is said in service/chat, how an 
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import ExitStack, aclosing
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import quote
 
 import msgspec
 from starlette.requests import Request
@@ -20,11 +18,11 @@ from starlette.responses import Response
 
 from protocol.jobs import Chat, Complete
 from service import completions as rendering
-from service import dialects, forms, reply, upload
-from service.chat import client
+from service import dialects, reply
+from service.api import language
 from service.chat.request import Asked, read_chat, read_completion
 from service.house import House
-from service.sse import DONE, EventStream, Message
+from service.sse import DONE, Message
 from service.worker import Worker
 
 
@@ -60,28 +58,20 @@ def _completion(members: Mapping[str, Any], who: str, trace: bool) -> _Wanted:
     return _Wanted(wanted, ignored, wanted.jobs(who, trace=trace), dialect, wanted.candidates, wanted.n)
 
 
-async def _answer(house: House, asking: Request, parse: Callable[[Mapping[str, Any], str, bool], _Wanted]) -> Response:
-    given = await upload.read_fields(asking, house.config.max_json_bytes, house.config.upload_idle_s)
-    began = time.perf_counter()
-    members = {entry.name: entry.value for entry in given.entries}
-    trace = house.config.allow_trace and asking.headers.get("x-starling-trace") == "1"
+async def _answer(house: House, request: Request, parse: Callable[[Mapping[str, Any], str, bool], _Wanted]) -> Response:
+    asking = await language.read(house, request)
 
-    def checked() -> tuple[_Wanted, str]:
-        wanted = parse(members, client.name(asking), trace)
-        return wanted, house.catalog.resolve_llm(wanted.fields.model)
+    def parsed() -> tuple[_Wanted, str]:
+        wanted = parse(asking.members, asking.client, asking.trace)
+        return wanted, wanted.fields.model
 
-    # A long conversation is megabytes to look at, and the name of a model may be looked up on disk.
-    wanted, model = await asyncio.to_thread(checked)
-    llm = house.workers.llm
-    assert llm is not None, "the catalog has a language model"
-    answer = _Answer(llm, wanted, model, f"{wanted.dialect.prefix}{secrets.token_hex(12)}", int(time.time()), began)
-    headers = _headers(model, wanted.ignored)
+    wanted, model, llm = await language.checked(house, parsed)
+    id = f"{wanted.dialect.prefix}{secrets.token_hex(12)}"
+    answer = _Answer(llm, wanted, model, id, int(time.time()), asking.began)
+    headers = language.headers(model, wanted.ignored)
     if wanted.fields.stream:
-        told = answer.told()
-        first = await reply.unless_gone(asking, _first(told))
-        times = {"keepalive_s": house.config.keepalive_s, "unread_s": house.config.unread_s}
-        return EventStream(first, told, ExitStack(), headers, **times)
-    body = await reply.unless_gone(asking, answer.collected())
+        return await language.streamed(house, request, answer.told(), headers)
+    body = await reply.unless_gone(request, answer.collected())
     return Response(msgspec.json.encode(body), headers=headers, media_type="application/json")
 
 
@@ -124,13 +114,3 @@ class _Answer:
 
     def _head(self) -> rendering.Head:
         return rendering.Head(self.id, self.created, self.model, rendering.fingerprint(self.llm.ready))
-
-
-async def _first(told: AsyncGenerator[Message, None]) -> Message:
-    return await anext(told)
-
-
-def _headers(model: str, ignored: list[str]) -> dict[str, str]:
-    """Those that are known before any work is done."""
-    headers = {"x-starling-model": quote(model, safe="/: "), "x-starling-ignored": forms.ignored_header(ignored)}
-    return {name: value for name, value in headers.items() if value is not None}

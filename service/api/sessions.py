@@ -80,8 +80,14 @@ async def events(house: House, request: Request) -> Response:
         return Response(status_code=204, headers=known)
     if request.method == "HEAD":
         return Response(headers=known, media_type="text/event-stream")
-    times = {"keepalive_s": house.config.keepalive_s, "unread_s": house.config.unread_s}
-    return EventStream(None, _numbered(session, after), ExitStack(), known, **times)
+    return EventStream(
+        None,
+        _numbered(session, after),
+        ExitStack(),
+        known,
+        keepalive_s=house.config.keepalive_s,
+        unread_s=house.config.unread_s,
+    )
 
 
 async def finish(house: House, request: Request) -> Response:

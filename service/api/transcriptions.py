@@ -73,8 +73,9 @@ async def _answer(house: House, request: Request, task: Task) -> Response:
         if wanted.stream:
             told = _told(events, wanted.response_format)
             first = await reply.unless_gone(request, _first(told))
-            times = {"keepalive_s": config.keepalive_s, "unread_s": config.unread_s}
-            return EventStream(first, told, files.pop_all(), known, **times)
+            return EventStream(
+                first, told, files.pop_all(), known, keepalive_s=config.keepalive_s, unread_s=config.unread_s
+            )
         transcript = await reply.unless_gone(request, _collected(events))
     form = transcripts.FORMATS[wanted.response_format]
     return Response(form.write(transcript), headers=known | headers.measured(transcript), media_type=form.media_type)

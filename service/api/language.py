@@ -1,0 +1,86 @@
+"""What all routes to the language model do alike: read the body, find the model, write the headers, begin a stream.
+
+Knows the order of that work; knows no protocol.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, TypeVar
+from urllib.parse import quote
+
+from starlette.requests import Request
+
+from service import forms, reply, upload
+from service.chat import client
+from service.house import House
+from service.sse import EventStream, Message, Told, failed
+from service.worker import Worker
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Asking:
+    """A request whose body is there."""
+
+    request: Request
+    members: Mapping[str, Any]
+    """Of the body."""
+    client: str
+    trace: bool
+    began: float
+    """perf_counter at the end of the body."""
+
+
+async def read(house: House, request: Request) -> Asking:
+    """Raises what is wrong with the body as such."""
+    given = await upload.read_fields(request, house.config.max_json_bytes, house.config.upload_idle_s)
+    began = time.perf_counter()
+    members = {entry.name: entry.value for entry in given.entries}
+    trace = house.config.allow_trace and request.headers.get("x-starling-trace") == "1"
+    return Asking(request, members, client.name(request), trace, began)
+
+
+async def checked(house: House, parse: Callable[[], tuple[T, str]]) -> tuple[T, str, Worker]:
+    """What `parse` makes of a request, whose second part is the name of a model; the id of the model that serves it,
+    and its worker. Raises what `parse` does and what the catalog says of the name."""
+
+    def work() -> tuple[T, str]:
+        made, name = parse()
+        return made, house.catalog.resolve_llm(name)
+
+    # A long conversation is megabytes to look at, and the name of a model may be looked up on disk.
+    made, model = await asyncio.to_thread(work)
+    llm = house.workers.llm
+    assert llm is not None, "the catalog has a language model"
+    return made, model, llm
+
+
+async def streamed(
+    house: House,
+    request: Request,
+    told: AsyncGenerator[Message, None],
+    headers: Mapping[str, str],
+    failing: Told = failed,
+) -> EventStream:
+    """The first message is awaited, so that what is refused keeps its status. Raises it."""
+    first = await reply.unless_gone(request, _first(told))
+    config = house.config
+    return EventStream(
+        first, told, ExitStack(), headers, keepalive_s=config.keepalive_s, unread_s=config.unread_s, failing=failing
+    )
+
+
+async def _first(told: AsyncGenerator[Message, None]) -> Message:
+    return await anext(told)
+
+
+def headers(model: str, ignored: list[str]) -> dict[str, str]:
+    """Those that are known before any work is done."""
+    found = {"x-starling-model": quote(model, safe="/: "), "x-starling-ignored": forms.ignored_header(ignored)}
+    return {name: value for name, value in found.items() if value is not None}
