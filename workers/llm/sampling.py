@@ -1,7 +1,8 @@
 """Which token comes next: penalties, filters and the draw for one row, in numpy from the row's logits.
 
 Knows one row and its seed; knows neither the batch nor MLX. A row draws the same whatever decodes beside it: its
-randomness is a function of (seed, choice, position).
+randomness is a function of (seed, choice, position, token), and the last bits of logits, which depend on the rows that
+were computed together, decide next to nothing (race.py).
 
 The order, on raw logits: logit_bias, repetition_penalty, presence and frequency penalties; greedy stops here. Then, as
 OpenAI and vLLM have it, temperature first and the filters on what it leaves: min_p, top_k, top_p, xtc, the draw.
@@ -19,6 +20,7 @@ import numpy.typing as npt
 from protocol.errors import InternalError, InvalidValue
 from protocol.jobs import Sampling
 from workers.llm.files import Defaults
+from workers.llm.race import Words, winner
 
 Floats = npt.NDArray[np.float32]
 Ids = npt.NDArray[np.int64]
@@ -125,20 +127,19 @@ class Sampler:
         settled = self._settled
         # Relative to the likeliest, which is 1.
         weights = np.exp((scores - best) / np.float32(settled.temperature))
-        picked, rolled = self._uniform()
+        key, rolled = self._random()
         ids = _filtered(weights, settled)
         if rolled < self._sampling.xtc_probability:
             ids = _without_the_obvious(ids, weights, self._sampling.xtc_threshold, self._ends)
-        # In the order of ids, not of weights: two near-equal weights that change places move no boundary.
-        heaps = np.cumsum(weights if ids is None else weights[ids], dtype=np.float64)
-        place = min(int(np.searchsorted(heaps, picked * heaps[-1], side="right")), len(heaps) - 1)
-        return place if ids is None else int(ids[place])
+        if ids is None:
+            return winner(weights, np.arange(len(weights), dtype=np.uint32), key)
+        return int(ids[winner(weights[ids], ids.astype(np.uint32), key)])
 
-    def _uniform(self) -> tuple[float, float]:
-        """Two numbers in [0, 1) that belong to this position."""
+    def _random(self) -> tuple[Words, float]:
+        """A key and a number in [0, 1) that belong to this position."""
         counter = np.array([0, self._position, 0, 0], np.uint64)
-        first, second = np.random.Philox(key=self._key, counter=counter).random_raw(2)
-        return (int(first) >> 11) / (1 << 53), (int(second) >> 11) / (1 << 53)
+        drawn = np.random.Philox(key=self._key, counter=counter).random_raw(3)
+        return drawn[:2].view(np.uint32), (int(drawn[2]) >> 11) / (1 << 53)
 
 
 def logprobs(logits: Floats, token: int, likeliest: int) -> tuple[float, tuple[tuple[int, float], ...]]:

@@ -160,6 +160,21 @@ def test_a_draw_does_not_depend_on_what_was_drawn_before_but_on_where_it_is() ->
     assert one.choose(logits) == other.choose(logits)
 
 
+@pytest.mark.parametrize("fields", [{}, {"top_p": 0.9}, {"temperature": 1.5, "min_p": 1e-4}])
+def test_the_last_bits_of_logits_change_no_draw(fields: dict[str, Any]) -> None:
+    """A row that is computed among others has such differences; a long tail of improbable tokens makes it hard."""
+    dice = np.random.default_rng(0)
+    logits = dice.normal(0, 2.5, 49152).astype(np.float32)
+    logits[:5] += 12
+    one, other = sampler(seed=3, **fields), sampler(seed=3, **fields)
+    drawn = []
+    for _ in range(200):
+        noise = dice.normal(0, 2e-5, len(logits)).astype(np.float32)
+        drawn.append((one.choose(logits), other.choose(logits + noise)))
+    assert [a for a, _ in drawn] == [b for _, b in drawn]
+    assert len({a for a, _ in drawn}) > 5
+
+
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_logits_that_are_no_numbers_are_an_error_of_this_row(bad: float) -> None:
     with pytest.raises(InternalError):
