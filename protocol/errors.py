@@ -6,7 +6,7 @@ Knows kinds and messages; knows no HTTP status (service/errors.py has that table
     ├── InvalidRequest          the request is wrong and would be wrong again
     │   ├── InvalidValue  MissingField  UnsupportedValue  UnsupportedTask  WrongModelKind
     │   ├── UndecodableAudio  EmptyAudio
-    │   ├── UnsupportedContent  ContextLengthExceeded
+    │   ├── UnsupportedContent  UnsupportedSchema  ContextLengthExceeded
     │   ├── PayloadTooLarge  AudioTooLong
     │   └── UnsupportedMediaType
     ├── NotFound                there is no such route, model, session, …
@@ -41,6 +41,7 @@ class Kind(StrEnum):
     UNDECODABLE_AUDIO = "undecodable_audio"
     EMPTY_AUDIO = "empty_audio"
     UNSUPPORTED_CONTENT = "unsupported_content"
+    UNSUPPORTED_SCHEMA = "unsupported_schema"
     CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
     PAYLOAD_TOO_LARGE = "payload_too_large"
     AUDIO_TOO_LONG = "audio_too_long"
@@ -115,6 +116,12 @@ class EmptyAudio(InvalidRequest):
 
 class UnsupportedContent(InvalidRequest):
     kind = Kind.UNSUPPORTED_CONTENT
+
+
+class UnsupportedSchema(InvalidRequest):
+    """A schema or grammar that is wrong, or that cannot be enforced."""
+
+    kind = Kind.UNSUPPORTED_SCHEMA
 
 
 class ContextLengthExceeded(InvalidRequest):

@@ -282,6 +282,12 @@ class Generated(msgspec.Struct, frozen=True, tag="generated"):
     cached_tokens: int
     completion_tokens: int
     spent: Spent = Spent()
+    grammar: Literal["enforced", "hint"] | None = None
+    """What became of the job's shape; None: it had none."""
+    forced_tokens: int = 0
+    """Of the answer, those that the shape left no choice about: never sampled."""
+    guessed_tokens: int = 0
+    """Of the answer, those that were guessed right: several came of one pass through the network."""
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):

@@ -236,6 +236,23 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     """The same seed and request give the same answer, alone or among others; None: a new one each time."""
 
 
+class Shape(msgspec.Struct, frozen=True, kw_only=True):
+    """What an answer must look like, token by token; with a `trigger` only the parts of it that follow on that."""
+
+    kind: Literal["json", "regex", "choice", "lark"]
+    text: str
+    """json: a JSON schema. regex: an expression for all of the answer. choice: a JSON list of strings, one of which is
+    the answer. lark: a grammar in llguidance's dialect, which can embed schemas, or in llama.cpp's GBNF."""
+    param: str | None = None
+    """The request's field that it came from, for refusals."""
+    trigger: str | None = None
+    """Until the answer has said this, markers included, it is free; then what follows has the shape."""
+    again: bool = True
+    """After such a part the answer is free again, up to the next trigger; False: it ends with the first."""
+    hint: bool = False
+    """What cannot be enforced is put into the prompt, instead of refusing the job."""
+
+
 class Generation(msgspec.Struct, frozen=True, kw_only=True):
     """What is asked of the model beside the prompt."""
 
@@ -253,6 +270,8 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     """A conversation whose prompt cache is kept as long as possible."""
     trace: bool = False
     """Log phases and how the first tokens were routed."""
+    shape: Shape | None = None
+    """None: any text."""
 
 
 class ChatMessage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
