@@ -42,7 +42,8 @@ class Mixer:
       or voices that have nothing to do with each other, keep their full level;
     - while some channel rises and falls as speech does, one that stays level is turned down by 40 dB.
 
-    One channel passes unchanged, and two equal ones give that one.
+    One channel passes unchanged, and two equal ones give that one. Channels that have been equal for the first two
+    blocks are one microphone's: nothing of them is held back up to the first sample in which they differ.
     """
 
     def __init__(self, channels: int) -> None:
@@ -52,6 +53,13 @@ class Mixer:
         self._held: tuple[Floats, Gains] | None = None
         self._signs = np.ones(channels)
         self._last: Gains | None = None
+        self._equal = True
+        """The channels have not differed yet."""
+        self._alike: list[Floats] = []
+        """What they have in common, as far as it was not given out."""
+        self._alike_samples = 0
+        self._ahead = 0
+        """Samples that were given out before their block was mixed."""
         self._covariances: deque[npt.NDArray[np.float64]] = deque(maxlen=_MEMORY_BLOCKS)
         self._energies: deque[npt.NDArray[np.float64]] = deque(maxlen=_MEMORY_BLOCKS)
 
@@ -59,8 +67,32 @@ class Mixer:
         """What can be mixed now, mono; the rest of `samples` waits for the block after it."""
         if self._channels == 1:
             return samples[:, 0]
+        alike = self._in_common(samples)
+        self._ahead += len(alike)
         self._pending.append(samples)
         self._pending_samples += len(samples)
+        return np.concatenate([alike, self._behind(self._whole_blocks())])
+
+    def _in_common(self, samples: Floats) -> Floats:
+        """What can be given out at once, because the channels were the same from the first sample on."""
+        if self._equal:
+            differing = np.flatnonzero(np.any(samples != samples[:, :1], axis=1))
+            self._equal = not len(differing)
+            common = samples[:, 0] if self._equal else samples[: differing[0], 0]
+            self._alike.append(common)
+            self._alike_samples += len(common)
+        if not self._alike or self._alike_samples < 2 * BLOCK:
+            return _NOTHING
+        given, self._alike = np.concatenate(self._alike), []
+        return given
+
+    def _behind(self, mixed: Floats) -> Floats:
+        """Those of the mixed samples that were not given out before."""
+        given = min(self._ahead, len(mixed))
+        self._ahead -= given
+        return mixed[given:]
+
+    def _whole_blocks(self) -> Floats:
         if self._pending_samples < BLOCK:
             return _NOTHING
         waiting = np.concatenate(self._pending)
@@ -75,7 +107,7 @@ class Mixer:
         if self._held is not None:
             block, gains = self._held
             mixed.append(self._mix(block, gains))
-        return np.concatenate(mixed) if mixed else _NOTHING
+        return self._behind(np.concatenate(mixed)) if mixed else _NOTHING
 
     def _exchange(self, block: Floats) -> Floats:
         """Hold `block` and mix the one held before it, which can now rise in time for what begins in `block`."""

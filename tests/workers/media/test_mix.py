@@ -10,6 +10,7 @@ import pytest
 from tests import audio_inputs as make
 from tests.speech import speak
 from tests.workers.media.outcome import SECONDS, Outcome, level_db, similarity
+from workers.media.mix import BLOCK, Mixer
 
 
 def hum(samples: int, level: float) -> make.Audio:
@@ -76,3 +77,34 @@ def test_the_mix_does_not_depend_on_how_the_file_is_packed(sentence: make.Audio,
     as_flac, as_wav = Outcome(make.sound(audio, "FLAC"), tmp_path), Outcome(make.sound(audio), tmp_path)
     assert as_flac.decoded.decoder != as_wav.decoded.decoder
     assert np.array_equal(as_flac.samples, as_wav.samples)
+
+
+def test_of_equal_channels_nothing_is_held_back_after_two_blocks(sentence: make.Audio) -> None:
+    mixer, pieces = Mixer(2), np.array_split(sentence, 37)
+    told = [mixer.push(np.stack([piece, piece], 1)) for piece in pieces]
+    given, came = np.cumsum([len(each) for each in told]), np.cumsum([len(piece) for piece in pieces])
+    assert np.array_equal(given, np.where(came < 2 * BLOCK, 0, came))
+    assert np.array_equal(np.concatenate(told), sentence)
+    assert len(mixer.flush()) == 0
+
+
+def mixed(audio: make.Audio, size: int) -> tuple[make.Audio, int]:
+    """All of it given in pieces of so many samples, and how many came before the end."""
+    mixer = Mixer(audio.shape[1])
+    pieces = [mixer.push(audio[at : at + size]) for at in range(0, len(audio), size)]
+    return np.concatenate([*pieces, mixer.flush()]), sum(map(len, pieces))
+
+
+@pytest.mark.parametrize("apart", [0, 1, BLOCK - 1, BLOCK, 2 * BLOCK + 777])
+def test_channels_that_part_are_mixed_from_there_on_however_they_are_cut(apart: int, sentence: make.Audio) -> None:
+    audio = np.stack([sentence, sentence], 1)
+    audio[apart:, 1] = 0.4 * np.roll(sentence, 3000)[apart:]
+    whole, _ = mixed(audio, len(audio))
+    assert len(whole) == len(audio)
+    if apart >= 2 * BLOCK:
+        assert np.array_equal(whole[:apart], sentence[:apart])
+    assert level_db(whole[apart:], sentence[apart:]) == pytest.approx(0, abs=6)
+    for size in (160, 5_000, BLOCK):
+        again, early = mixed(audio, size)
+        assert np.array_equal(again, whole)
+        assert early >= max(apart if apart >= 2 * BLOCK else 0, (len(audio) // BLOCK - 1) * BLOCK)
