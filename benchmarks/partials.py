@@ -209,7 +209,7 @@ def utterances(asking: Asking, silero: Silero, clip: Path, spool: Path) -> Itera
             sure = (end.language_probability or 0.0) >= SURE
             decoding = msgspec.structs.replace(
                 decoding,
-                prompt=((decoding.prompt or "") + spoken.text)[-TAIL:] if spoken.trusted else None,
+                before=(decoding.before + spoken.text)[-TAIL:] if spoken.trusted else "",
                 language=end.language if sure else decoding.language,
             )
 

@@ -53,6 +53,8 @@ class Decoding(msgspec.Struct, frozen=True, kw_only=True):
     languages: tuple[str, ...] = ()
     """Codes among which detection chooses; empty: all that the model knows."""
     prompt: str | None = None
+    before: str = ""
+    """What was said just before this audio. It follows the prompt and takes no room from the vocabulary."""
     vocabulary: tuple[str, ...] = ()
     """Hint terms; they stand in every window's prompt."""
     temperature: tuple[Annotated[float, Meta(ge=0, le=1)], ...] = TEMPERATURES

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from itertools import accumulate
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -31,7 +31,7 @@ PROMPT_TAIL = 32 << 10
 
 ALIASES = {"keywords": "vocabulary", "hotwords": "vocabulary"}
 
-OURS = ("words", "logprobs", "silence_rule", "seed")
+OURS = ("before", "words", "logprobs", "silence_rule", "seed")
 """Members of Decoding that follow from other fields or are the service's own; in a request they are unknown names."""
 
 
@@ -57,6 +57,9 @@ SURE = 0.01
 
 class TranscriptRequest(Decoding, frozen=True, kw_only=True):
     """A file's transcript. What Decoding has, it has under the same names and limits."""
+
+    DETAILS: ClassVar[str] = " or with stream=true"
+    """Where else than in a format's body there is room for words and log-probabilities, for messages."""
 
     model: str = ""
     response_format: ResponseFormat = "json"
@@ -201,7 +204,7 @@ def _check_details(request: TranscriptRequest) -> None:
     words = "word" in request.timestamp_granularities
     if words and request.response_format != "verbose_json" and not request.stream:
         raise InvalidValue(
-            "timestamp_granularities can hold word only with response_format verbose_json or with stream=true",
+            f"timestamp_granularities can hold word only with response_format verbose_json{request.DETAILS}",
             param="timestamp_granularities",
         )
     if request.hallucination_silence_threshold is not None and not words:
@@ -211,7 +214,7 @@ def _check_details(request: TranscriptRequest) -> None:
         )
     if request.include and request.response_format not in ("json", "verbose_json") and not request.stream:
         raise InvalidValue(
-            "include can hold logprobs only with response_format json or verbose_json or with stream=true",
+            f"include can hold logprobs only with response_format json or verbose_json{request.DETAILS}",
             param="include",
         )
 

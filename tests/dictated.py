@@ -150,7 +150,7 @@ def _words(samples: Samples, start: int = 0) -> list[tuple[int, int, int]]:
 
 def _transcribe(job: Transcribe) -> Sequence[Event]:
     seek = job.reached.seek if job.reached else 0
-    prompt = zlib.crc32((job.decoding.prompt or "").encode()) & 0xFFFF
+    prompt = zlib.crc32(((job.decoding.prompt or "") + job.decoding.before).encode()) & 0xFFFF
     words = _words(_heard(job.audio)[seek * 160 :], seek * 160)
     total = job.audio.stop - job.audio.start
     reached = -(-total // 160)

@@ -69,6 +69,8 @@ class Committed(msgspec.Struct, frozen=True, tag="committed"):
     """Of windows: where the next one begins."""
     last: bool = False
     """Of windows: there is no next one."""
+    model: str | None = None
+    """The id of the one that wrote it; None: the one that the session began with."""
 
 
 class Answered(msgspec.Struct, frozen=True, tag="answered"):

@@ -49,6 +49,8 @@ class Written:
     end: Transcribed
     spent_s: float
     vad_ms: float
+    model: str | None
+    """The id of the one that said it."""
 
 
 class Writer:
@@ -80,6 +82,11 @@ class Writer:
     def idle(self) -> bool:
         """Nothing waits to be written, and nothing is being written."""
         return not self._errand.busy and self._next() is None
+
+    @property
+    def _model(self) -> str | None:
+        ready = self._whisper.ready
+        return ready.model.id if ready and ready.model else None
 
     def reconsider(self) -> None:
         """Something else was heard: an utterance that goes on after all is not what is being transcribed."""
@@ -193,7 +200,8 @@ class Writer:
                         case Progress():
                             pass
                         case reply.Ended(end, vad_ms):
-                            return Written(tuple(segments), end, time.perf_counter() - began, vad_ms)
+                            spent_s = time.perf_counter() - began
+                            return Written(tuple(segments), end, spent_s, vad_ms, self._model)
         except (InvalidValue, UnsupportedTask) as refusal:
             # Language and task suited the model with which the session began: the service has another one since.
             needed = f"this session needs the model {self._spec.model} that it began with: {refusal.message}"
@@ -217,6 +225,7 @@ class Writer:
             vocabulary=end.vocabulary,
             reached=end.reached,
             last=last,
+            model=written.model,
         )
         await self._patience.insist(lambda: self._story.tell(record, sync=True))
 
@@ -225,7 +234,7 @@ def conditioned(decoding: Decoding, story: Story) -> Decoding:
     """As asked for, and with what is known from the utterances before: their text and their language."""
     known: dict[str, Any] = {}
     if decoding.condition_on_previous_text and story.tail:
-        known["prompt"] = (decoding.prompt or "") + story.tail
+        known["before"] = story.tail
     if decoding.language is None and story.language is not None:
         known |= {"language": story.language, "languages": ()}
     return msgspec.structs.replace(decoding, **known)

@@ -76,7 +76,8 @@ class Running:
         self.tracks: Sequence[Track] = ()
         self._emit = emit
         self._tongue = Tongue(job.decoding.language)
-        self._fitted = fit(kit.tokenizer.encode, job.decoding.vocabulary, job.decoding.prompt, kit.prompt_budget)
+        asked = job.decoding
+        self._fitted = fit(kit.tokenizer.encode, asked.vocabulary, asked.prompt, kit.prompt_budget, asked.before)
 
     @property
     def live(self) -> Sequence[Track]:

@@ -39,17 +39,25 @@ class Fitted:
         )
 
 
+def _encoded(encode: Callable[[str], list[int]], text: str) -> list[int]:
+    return encode(" " + text.strip()) if text.strip() else []
+
+
 def _words(text: str) -> list[str]:
     return re.findall(r"\w+", text.casefold())
 
 
-def fit(encode: Callable[[str], list[int]], terms: Sequence[str], prompt: str | None, budget: int) -> Fitted:
+def fit(
+    encode: Callable[[str], list[int]], terms: Sequence[str], prompt: str | None, budget: int, before: str = ""
+) -> Fitted:
     """Take terms in order, each whole or not at all; `budget`: tokens of a prompt in all (223).
 
-    The prompt's tokens are not yet cut: the text of earlier windows follows them, and the cut is made there.
+    `before`: text said earlier. It stands behind the prompt and takes no room from the terms. The prompt's tokens are
+    not yet cut: the text of earlier windows follows them, and the cut is made there.
     """
-    said = encode(" " + prompt.strip()) if prompt and prompt.strip() else []
-    room = min(budget, max(ROOM, budget - len(said)))
+    asked = _encoded(encode, prompt or "")
+    said = _encoded(encode, (prompt or "") + before) if before else asked
+    room = min(budget, max(ROOM, budget - len(asked)))
     tokens: list[int] = []
     fitted: list[str] = []
     for term in dict.fromkeys(filter(None, map(str.strip, terms))):

@@ -218,8 +218,9 @@ async def test_each_utterance_is_told_what_was_said_before(stored: Stored) -> No
     async with dictation(stored) as made:
         await made.say(TALK)
         await made.session.finish()
-    prompts = [job.decoding.prompt for job in committed(made.whisper)]
-    assert prompts == [None, " word1 word2", " word1 word2 word3 word4"]
+    jobs = committed(made.whisper)
+    assert [job.decoding.before for job in jobs] == ["", " word1 word2", " word1 word2 word3 word4"]
+    assert {job.decoding.prompt for job in jobs} == {None}
 
 
 async def test_a_request_s_prompt_and_vocabulary_stand_in_front_of_each(store: Store) -> None:
@@ -228,7 +229,8 @@ async def test_a_request_s_prompt_and_vocabulary_stand_in_front_of_each(store: S
         await made.say(TALK)
         transcript = await made.session.finish()
     jobs = committed(made.whisper)
-    assert [job.decoding.prompt for job in jobs][:2] == ["Birds.", "Birds. word1 word2"]
+    assert {job.decoding.prompt for job in jobs} == {"Birds."}
+    assert [job.decoding.before for job in jobs][:2] == ["", " word1 word2"]
     assert {job.decoding.vocabulary for job in jobs} == {("Starling",)}
     assert transcript.meta.vocabulary == VocabularyReport(1, 1, 2, 80)
 
@@ -238,7 +240,7 @@ async def test_without_conditioning_no_utterance_knows_of_another(store: Store) 
     async with dictation(store.create(spec(decoding=decoding))) as made:
         await made.say(TALK)
         await made.session.finish()
-    assert {job.decoding.prompt for job in committed(made.whisper)} == {"Birds."}
+    assert {(job.decoding.prompt, job.decoding.before) for job in committed(made.whisper)} == {("Birds.", "")}
 
 
 async def test_a_language_that_was_detected_for_sure_is_kept(stored: Stored) -> None:

@@ -32,6 +32,15 @@ def test_a_long_prompt_leaves_eighty_tokens_for_terms() -> None:
     assert decoded(fitted.terms).startswith(" term0, term1, term2")
 
 
+def test_what_was_said_before_takes_no_room_from_the_terms_and_stands_behind_the_prompt() -> None:
+    terms = [f"term{i}" for i in range(200)]
+    alone = fit(TOKENIZER.encode, terms, "A list.", 223)
+    fitted = fit(TOKENIZER.encode, terms, "A list.", 223, " And what was said before it.")
+    assert (fitted.terms, fitted.fitted, fitted.budget) == (alone.terms, alone.fitted, 223 - len(alone.prompt))
+    assert decoded(fitted.prompt) == " A list. And what was said before it."
+    assert decoded(fit(TOKENIZER.encode, (), None, 223, " said before").prompt) == " said before"
+
+
 def test_a_term_fits_whole_or_not_at_all() -> None:
     fitted = fit(TOKENIZER.encode, ["Ada", "x" * 16384, "long " * 300, "Turing"], None, 223)
     assert decoded(fitted.terms) == " Ada, Turing."
