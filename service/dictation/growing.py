@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import threading
 import zlib
@@ -19,6 +20,11 @@ from typing import TypeVar
 from service.disk import disk_full, private, sync
 
 T = TypeVar("T")
+
+DAMAGED = ".damaged"
+"""Of a file's name, where it is kept as it was found."""
+
+log = logging.getLogger("starling.dictation")
 
 
 class GrowingFile:
@@ -80,7 +86,11 @@ class Log:
     """Records of any bytes, each with its length and checksum. Order is that of the calls."""
 
     def __init__(self, path: Path, mark: bytes) -> None:
-        """Read what is there; the file begins with `mark`. Raises ValueError when it does not."""
+        """Read what is there; the file begins with `mark`. Raises ValueError when it does not.
+
+        At the first record that is none the file is cut. After a crash that is the last one, half written. If others
+        follow it, the disk has lost something: then the file is kept as it was beside this one, and the log says so.
+        """
         data = path.read_bytes()
         if not data.startswith(mark):
             raise ValueError(f"{path.name} does not begin as one")
@@ -94,6 +104,18 @@ class Log:
                 break
             self.records.append(body)
             at += FRAME.size + length
+        if _holds_records(data, at + 1):
+            kept = path.with_suffix(DAMAGED)
+            _copy(data, kept)
+            log.error(
+                "%s is damaged at byte %d of %d: what was written after that is made again; it is kept in %s",
+                path,
+                at,
+                len(data),
+                kept.name,
+            )
+        elif at < len(data):
+            log.info("%s ends with a record that was not finished: %d bytes are dropped", path, len(data) - at)
         self._file = GrowingFile(path, at)
         self._turn = asyncio.Lock()
 
@@ -113,6 +135,24 @@ class Log:
 
     def close(self) -> None:
         self._file.close()
+
+
+def _holds_records(data: bytes, start: int) -> bool:
+    """Whether a record lies anywhere from byte `start` on."""
+    for at in range(start, len(data) - FRAME.size):
+        length, checksum = FRAME.unpack_from(data, at)
+        body = at + FRAME.size
+        if 0 < length <= len(data) - body and _checksum(data[body : body + length]) == checksum:
+            return True
+    return False
+
+
+def _copy(data: bytes, path: Path) -> None:
+    with disk_full(), private(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as file:
+        rest = memoryview(data)
+        while rest:
+            rest = rest[file.write(rest) :]
+        sync(file.fileno())
 
 
 def _checksum(body: bytes) -> int:

@@ -7,13 +7,13 @@ beside it. Knows no worker: to one that converts the audio, it is a few long run
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import zlib
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from struct import Struct
 from typing import overload
 
 import msgspec
@@ -21,19 +21,13 @@ import msgspec
 from protocol.errors import DiskFull
 from protocol.jobs import Raw, Run
 from service.dictation.chunk import Chunk
+from service.dictation.frames import HEADER_BYTES, MARK, Header, Reading, write_header
 from service.dictation.growing import GrowingFile, settled
-from service.disk import sync_folder
+from service.disk import disk_full, private, sync_folder
 
-MARK = b"starling audio 1"
+SILENCE = Raw("s16le", 16_000, 1)
 
-_FIELDS = Struct("<IIIIQQHH")
-"""Length and CRC-32 of the bytes that follow, the chunk's number, rate, samples after it, size of its file, encoding
-(0: an encoded file), channels."""
-_CHECK = Struct("<I")
-"""CRC-32 of the fields."""
-HEADER_BYTES = _FIELDS.size + _CHECK.size
-
-_ENCODINGS = ("", "s16le", "s16be", "f32le")
+log = logging.getLogger("starling.dictation")
 
 
 @dataclass(frozen=True)
@@ -51,38 +45,6 @@ class Record(msgspec.Struct, frozen=True):
 
     samples: int
     """Those of the whole session after it, at 16 kHz."""
-
-
-class _Header(msgspec.Struct, frozen=True):
-    length: int
-    checksum: int
-    number: int
-    samples: int
-    file_bytes: int
-    raw: Raw | None
-
-    def packed(self) -> bytes:
-        raw = self.raw
-        encoding, rate, channels = (
-            (0, 0, 0) if raw is None else (_ENCODINGS.index(raw.encoding), raw.rate, raw.channels)
-        )
-        fields = _FIELDS.pack(
-            self.length, self.checksum, self.number, rate, self.samples, self.file_bytes, encoding, channels
-        )
-        return fields + _CHECK.pack(zlib.crc32(fields))
-
-    @classmethod
-    def unpacked(cls, data: bytes) -> _Header | None:
-        """None for bytes that are no header."""
-        if len(data) < HEADER_BYTES or _CHECK.unpack_from(data, _FIELDS.size) != (zlib.crc32(data[: _FIELDS.size]),):
-            return None
-        length, checksum, number, rate, samples, file_bytes, encoding, channels = _FIELDS.unpack_from(data)
-        raw = (
-            msgspec.convert({"encoding": _ENCODINGS[encoding], "rate": rate, "channels": channels}, Raw)
-            if encoding
-            else None
-        )
-        return cls(length, checksum, number, samples, file_bytes, raw)
 
 
 class Records(Sequence[Record]):
@@ -115,9 +77,10 @@ class Journal:
     """The chunks of one session; `folder` is the session's and holds a file `audio` that begins with MARK."""
 
     def __init__(self, folder: Path) -> None:
-        """Read what is there. What a service that died was about to write goes.
+        """Read what is there. What a service that died was about to write goes; of what the disk has damaged since,
+        all that can be read stays, in its place.
 
-        Raises ValueError for a file that is no journal.
+        Raises ValueError for a file that is no journal, OSError, DiskFull.
         """
         self._folder = folder
         self._path = folder / "audio"
@@ -130,9 +93,14 @@ class Journal:
         """Bytes of audio in the last run."""
         self._file_bytes = 0
         size = len(MARK)
-        for header in _read(self._path):
-            self._add(header, size)
-            size += HEADER_BYTES + header.length
+        with Reading(self._path) as reading:
+            for at, header in reading.chunks():
+                if header.number > len(self.records):
+                    self._mend(size, at, header)
+                self._add(header, at)
+                size = at + HEADER_BYTES + header.length
+            if reading.size > size:
+                log.info("%s ends with a chunk that nobody was told of: %d bytes go", self._path, reading.size - size)
         self._audio = GrowingFile(self._path, size)
 
     @property
@@ -150,9 +118,13 @@ class Journal:
             raise ValueError("only decoding tells how many samples an encoded file holds")
         if not chunk.data:
             return self.records.samples
-        goes_on = self._last_raw == chunk.raw
+        return self._total(chunk.raw, len(chunk.data))
+
+    def _total(self, raw: Raw, length: int) -> int:
+        """The session's samples with so many bytes more."""
+        goes_on = self._last_raw == raw
         base, before = (self._base, self._run_bytes) if goes_on else (self.records.samples, 0)
-        return base + chunk.raw.samples((before + len(chunk.data)) // chunk.raw.frame_bytes)
+        return base + raw.samples((before + length) // raw.frame_bytes)
 
     async def append(self, chunk: Chunk | Received, seq: int | None = None, samples: int | None = None) -> None:
         """Take a chunk: raw, or a file that was found to hold `samples` at 16 kHz. `seq` can only be the next number.
@@ -168,10 +140,10 @@ class Journal:
                 if samples is None:
                     raise ValueError("an encoded file without its samples")
                 total = self.records.samples + samples
-                header = _Header(0, 0, number, total, chunk.bytes, None)
+                header = Header(0, 0, number, total, chunk.bytes, None)
                 await settled(lambda: self._write(header, b"", chunk.path), lambda at: self._add(header, at))
             else:
-                header = _Header(len(chunk.data), zlib.crc32(chunk.data), number, self.after(chunk), 0, chunk.raw)
+                header = Header(len(chunk.data), zlib.crc32(chunk.data), number, self.after(chunk), 0, chunk.raw)
                 await settled(lambda: self._write(header, chunk.data, None), lambda at: self._add(header, at))
 
     def close(self) -> None:
@@ -186,9 +158,10 @@ class Journal:
 
     @property
     def _last_raw(self) -> Raw | None:
-        return self._runs[-1].raw if self._runs else None
+        """The format of the run that a chunk can go on; None: there is none."""
+        return self._runs[-1].raw if self._runs and self._runs[-1].header else None
 
-    def _write(self, header: _Header, data: bytes, source: Path | None) -> int:
+    def _write(self, header: Header, data: bytes, source: Path | None) -> int:
         """In a thread. Where the header begins."""
         at = self._audio.size
         if source is None:
@@ -204,7 +177,45 @@ class Journal:
             raise
         return at
 
-    def _add(self, header: _Header, at: int) -> None:
+    def _mend(self, start: int, stop: int, following: Header) -> None:
+        """The headers from byte `start` to `stop`, where `following` lies, cannot be read. What one of them said
+        follows from its neighbours; else what is missing becomes silence, so that all else keeps its place."""
+        number, lost = len(self.records), following.number - len(self.records)
+        before = following.samples - _alone(following)
+        if lost == 1 and (header := self._implied(stop - start - HEADER_BYTES, before, following)) is not None:
+            log.error("%s: the header of chunk %d was damaged and is made again", self._path, number)
+            write_header(self._path, start, header)
+            self._add(header, start)
+            return
+        missing = max(0, before - self.records.samples) if following.raw else 0
+        log.error(
+            "%s: chunks %d to %d are damaged at byte %d; in their place are %d samples of silence",
+            self._path,
+            number,
+            following.number - 1,
+            start,
+            missing,
+        )
+        if missing:
+            gap = self._folder / f"{number}.gap"
+            with disk_full(), private(gap, os.O_WRONLY | os.O_CREAT) as file:
+                file.truncate(2 * missing)
+            self._runs.append(Run(str(gap), 0, 2 * missing, SILENCE))
+        after = self.records.samples + missing
+        for _ in range(lost):
+            self.records.add(after)
+
+    def _implied(self, length: int, before: int, following: Header) -> Header | None:
+        """The header of a chunk of so many bytes after the last one; `before`: samples before the `following` one."""
+        number, raw = len(self.records), following.raw
+        if length == 0 and self.file(number).exists():
+            return Header(0, 0, number, before, self.file(number).stat().st_size, None)
+        if raw is None or self._last_raw not in (None, raw) or length < 0 or length % raw.frame_bytes:
+            return None
+        fits = self._total(raw, length + following.length) == following.samples
+        return Header(length, 0, number, self._total(raw, length), 0, raw) if fits else None
+
+    def _add(self, header: Header, at: int) -> None:
         """A chunk whose header begins at byte `at` is safe."""
         if header.raw is None:
             self._base, self._run_bytes = self.records.samples, 0
@@ -221,27 +232,6 @@ class Journal:
         self.records.add(header.samples)
 
 
-def _read(path: Path) -> Iterator[_Header]:
-    """The headers of whole chunks, in order. Raises ValueError for a file that is no journal.
-
-    A chunk is written when the one before it is safe, so only the last one's bytes can be torn. Those of others are
-    not looked at: should a disk have changed one, it is still the audio that we have.
-    """
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        size = os.fstat(descriptor).st_size
-        if os.pread(descriptor, len(MARK), 0) != MARK:
-            raise ValueError(f"{path.name} does not begin as one")
-        at, number = len(MARK), 0
-        header = _Header.unpacked(os.pread(descriptor, HEADER_BYTES, at))
-        while header is not None and header.number == number:
-            start, at = at + HEADER_BYTES, at + HEADER_BYTES + header.length
-            following = _Header.unpacked(os.pread(descriptor, HEADER_BYTES, at))
-            if at > size:
-                return
-            if following is None and zlib.crc32(os.pread(descriptor, header.length, start)) != header.checksum:
-                return
-            yield header
-            header, number = following, number + 1
-    finally:
-        os.close(descriptor)
+def _alone(header: Header) -> int:
+    """Samples of a chunk of raw audio, or about that where its rate is another one; those of a file nobody knows."""
+    return header.raw.samples(header.length // header.raw.frame_bytes) if header.raw else 0

@@ -4,7 +4,8 @@
 <data_dir>/sessions/<id>/       one session (0700); its `.lock` is held by the service that has it
     session.json                what was asked for; written once
     audio, <number>.file        the journal: what was sent
-    story                       what became of it: records of the session's own
+    <number>.gap                silence in place of chunks that the disk has lost
+    story                       what became of it: records of the session's own (story.damaged: as found, see Log)
     pcm                         16 kHz mono s16le, made from the journal and made again after a restart
 
 A folder comes and goes by one rename: `.new-…` and `.gone-…` are no sessions and are swept.
@@ -27,7 +28,7 @@ import msgspec
 
 from protocol.errors import DiskFull, ShuttingDown, UnknownSession
 from protocol.jobs import Run
-from service.dictation import journal
+from service.dictation import frames
 from service.dictation.chunk import Chunk
 from service.dictation.growing import Log, settled
 from service.dictation.journal import Journal, Received, Records
@@ -223,7 +224,7 @@ class Store:
                 lock = undo.enter_context(ExitStack())
                 lock.enter_context(locked(new / LOCK))
             _write(new / "session.json", msgspec.json.encode(spec))
-            _write(new / "audio", journal.MARK)
+            _write(new / "audio", frames.MARK)
             _write(new / "story", STORY_MARK)
             sync_folder(new)
             new.rename(folder)

@@ -19,7 +19,8 @@ from protocol.errors import DiskFull
 from protocol.jobs import Raw, Run
 from service import disk
 from service.dictation.chunk import Chunk
-from service.dictation.journal import HEADER_BYTES, MARK, Journal, Received
+from service.dictation.frames import HEADER_BYTES, MARK
+from service.dictation.journal import SILENCE, Journal, Received
 
 S16 = Raw("s16le", 16_000, 1)
 STEREO = Raw("s16be", 48_000, 2)
@@ -217,6 +218,65 @@ async def test_a_byte_that_the_disk_changed_long_ago_costs_no_other(folder: Path
     data[len(MARK) + HEADER_BYTES] ^= 1
     (folder / "audio").write_bytes(data)
     assert reread(folder)[0] == states[-1][1][0]
+
+
+def spoilt(folder: Path, first: int, last: int) -> None:
+    """The bytes from `first` to `last` of a journal are no longer what they were."""
+    data = bytearray((folder / "audio").read_bytes())
+    data[first:last] = bytes(byte ^ 0xA5 for byte in data[first:last])
+    (folder / "audio").write_bytes(data)
+
+
+@pytest.mark.parametrize("number", [0, 3, 4])
+async def test_a_header_that_the_disk_spoilt_is_made_again_and_said_so(
+    folder: Path, number: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    states = await kept(folder)
+    whole = (folder / "audio").read_bytes()
+    spoilt(folder, states[number][0], states[number][0] + HEADER_BYTES)
+    assert reread(folder) == states[-1][1]
+    assert f"chunk {number} was damaged and is made again" in caplog.text
+    assert (folder / "audio").read_bytes() == whole
+
+
+@pytest.mark.parametrize("number", [1, 2])
+async def test_a_chunk_of_an_unknown_format_costs_itself_alone(
+    folder: Path, number: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    states = await kept(folder)
+    spoilt(folder, states[number][0], states[number][0] + HEADER_BYTES)
+    samples, runs = reread(folder)
+    assert f"chunks {number} to {number} are damaged" in caplog.text
+    assert samples[:number] + samples[3:] == states[-1][1][0][:number] + states[-1][1][0][3:]
+    assert runs == [run for run in states[-1][1][1] if number == 1 or run[0] != STEREO]
+
+
+async def test_headers_that_cannot_be_made_again_leave_silence_and_all_else_in_its_place(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with closing(Journal(folder)) as journal:
+        for number in range(6):
+            await journal.append(Chunk(S16, bytes([number + 1]) * 20))
+    size = HEADER_BYTES + 20
+    spoilt(folder, len(MARK) + 2 * size, len(MARK) + 4 * size)
+    for _ in range(2):
+        with closing(Journal(folder)) as found:
+            assert [record.samples for record in found.records] == [10, 20, 40, 40, 50, 60]
+            runs = [(run.raw, heard(run)) for run in found.runs()]
+            assert runs == [(S16, b"\1" * 20 + b"\2" * 20), (SILENCE, bytes(40)), (S16, b"\5" * 20 + b"\6" * 20)]
+        assert "chunks 2 to 3 are damaged" in caplog.text
+    with closing(Journal(folder)) as found:
+        await found.append(Chunk(S16, b"more"), 6)
+        assert contents(found)[1][-1] == (S16, b"\5" * 20 + b"\6" * 20 + b"more")
+    assert reread(folder)[0][-1] == 62
+
+
+async def test_a_torn_end_is_no_damage(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    await kept(folder)
+    whole = (folder / "audio").read_bytes()
+    (folder / "audio").write_bytes(whole[:-1])
+    reread(folder)
+    assert [record.levelname for record in caplog.records] in ([], ["INFO"])
 
 
 Break = Callable[[pytest.MonkeyPatch], None]

@@ -81,6 +81,46 @@ async def test_a_session_is_found_again_with_all_that_was_asked_sent_and_told(tm
         assert (again.samples, again.story[-1]) == (101, b"fourth")
 
 
+async def test_a_story_that_the_disk_spoilt_is_cut_there_kept_beside_and_said_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Store(tmp_path) as store:
+        session = store.create(spec(id="one"))
+        for record in (b"first", b"second", b"third"):
+            await session.tell(record, sync=True)
+    path = tmp_path / "sessions" / "one" / "story"
+    whole = path.read_bytes()
+    spoilt = whole.replace(b"second", b"sec0nd")
+    path.write_bytes(spoilt)
+    with Store(tmp_path) as store:
+        [again] = store.recover()
+        assert again.story == [b"first"]
+        await again.tell(b"anew", sync=True)
+    assert "story is damaged at byte" in caplog.text
+    assert path.with_name("story.damaged").read_bytes() == spoilt
+    with Store(tmp_path) as store:
+        [again] = store.recover()
+        assert again.story == [b"first", b"anew"]
+        again.remove()
+    assert sessions(tmp_path) == []
+
+
+async def test_a_record_that_was_not_finished_is_dropped_quietly(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Store(tmp_path) as store:
+        session = store.create(spec(id="one"))
+        await session.tell(b"first", sync=True)
+        await session.tell(b"second", sync=True)
+    path = tmp_path / "sessions" / "one" / "story"
+    for torn in (path.read_bytes()[:-1], path.read_bytes()[:-7] + bytes(4000)):
+        path.write_bytes(torn)
+        with Store(tmp_path) as store:
+            assert [again.story for again in store.recover()] == [[b"first"]]
+        assert caplog.records == []
+        assert not path.with_name("story.damaged").exists()
+
+
 def test_sessions_are_found_oldest_first(tmp_path: Path) -> None:
     with Store(tmp_path) as store:
         for name, created in (("a", 3), ("b", 1), ("c", 2)):
