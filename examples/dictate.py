@@ -30,6 +30,8 @@ MICROPHONE_RATE = 16_000
 PATIENCE_S = 120.0
 """Seconds for which an unreachable server is waited for."""
 RETRY_S = 0.25
+SILENT_S = 10.0
+"""Seconds without any samples after which a microphone is taken to be gone."""
 
 
 class Refused(Exception):
@@ -120,7 +122,11 @@ def _passes(answer: httpx.Response) -> bool:
 
 
 def _said(answer: httpx.Response) -> str:
-    return f"{answer.status_code}: {json.loads(answer.read())['error']['message']}"
+    body = answer.read()
+    try:
+        return f"{answer.status_code}: {json.loads(body)['error']['message']}"
+    except (ValueError, LookupError, TypeError):  # Something else than Starling answered.
+        return f"{answer.status_code} {answer.reason_phrase} from {answer.url}"
 
 
 def _parsed(lines: Iterator[str]) -> Iterator[tuple[str | None, dict[str, Any]]]:
@@ -158,9 +164,16 @@ class Screen:
 
 def from_file(path: Path, speed: float, stopped: threading.Event) -> tuple[str, Iterator[bytes]]:
     """The content type of a file's samples, and its chunks, each when its last sample would have been spoken."""
-    import soundfile
-
-    info = soundfile.info(path)
+    try:
+        import soundfile
+    except ImportError as error:
+        raise Refused(f"a file needs the package soundfile ({error})") from error
+    if not path.is_file():
+        raise Refused(f"there is no file {path}")
+    try:
+        info = soundfile.info(path)
+    except (soundfile.LibsndfileError, OSError) as error:
+        raise Refused(f"{error} (what soundfile cannot read can be sent whole: docs/dictation.md, Audio)") from error
     if not 8_000 <= info.samplerate <= 48_000 or info.channels > 2:
         raise Refused(f"{info.samplerate} Hz with {info.channels} channels: samples go at 8 to 48 kHz, mono or stereo")
 
@@ -183,24 +196,41 @@ def from_microphone(stopped: threading.Event, owned: ExitStack) -> tuple[str, It
         raise Refused(f"--microphone needs sounddevice (locks/microphone.txt) and PortAudio ({error})") from error
 
     heard: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-    stream = sounddevice.RawInputStream(
-        samplerate=MICROPHONE_RATE,
-        channels=1,
-        dtype="int16",
-        blocksize=round(MICROPHONE_RATE * CHUNK_S),
-        callback=lambda samples, frames, at, status: heard.put(bytes(samples)),
-    )
+    try:
+        rate = _microphone_rate(sounddevice)
+        stream = sounddevice.RawInputStream(
+            samplerate=rate,
+            channels=1,
+            dtype="int16",
+            blocksize=round(rate * CHUNK_S),
+            callback=lambda samples, frames, at, status: heard.put(bytes(samples)),
+        )
+        owned.callback(stream.close)
+        stream.start()
+    except (sounddevice.PortAudioError, ValueError) as error:  # ValueError: there is no such device
+        raise Refused(f"the microphone cannot be used: {error}") from error
 
     def chunks() -> Iterator[bytes]:
-        with stream:
-            while not stopped.is_set():
-                yield heard.get()
+        while not stopped.is_set():
+            try:
+                yield heard.get(timeout=SILENT_S)
+            except queue.Empty:
+                raise Refused(f"nothing comes from the microphone for {SILENT_S:.0f} s") from None
+        stream.stop()
         while not heard.empty():
             yield heard.get()
 
-    owned.callback(stream.close)
     endianness = "s16le" if sys.byteorder == "little" else "s16be"
-    return f"audio/pcm;encoding={endianness};rate={MICROPHONE_RATE}", chunks()
+    return f"audio/pcm;encoding={endianness};rate={rate}", chunks()
+
+
+def _microphone_rate(sounddevice: Any) -> int:
+    """Speech needs no more than 16 kHz, but not every device gives that."""
+    try:
+        sounddevice.check_input_settings(channels=1, dtype="int16", samplerate=MICROPHONE_RATE)
+    except sounddevice.PortAudioError:
+        return round(sounddevice.query_devices(kind="input")["default_samplerate"])
+    return MICROPHONE_RATE
 
 
 def dictate(options: argparse.Namespace, stopped: threading.Event) -> str:
@@ -211,6 +241,7 @@ def dictate(options: argparse.Namespace, stopped: threading.Event) -> str:
             content_type, chunks = from_microphone(stopped, owned)
         else:
             content_type, chunks = from_file(options.file, options.speed, stopped)
+        _check_server(options.url)
         session = owned.enter_context(Dictation(options.url, content_type, **asked))
         reader = threading.Thread(target=follow, args=(session, Screen()), daemon=True)
         reader.start()
@@ -222,9 +253,30 @@ def dictate(options: argparse.Namespace, stopped: threading.Event) -> str:
         return text
 
 
+def _check_server(url: str) -> None:
+    """Later a server that is gone is waited for; one that was never there is told at once."""
+    try:
+        httpx.get(f"{url}/health", timeout=10.0)
+    except (httpx.TransportError, httpx.InvalidURL) as error:
+        raise Refused(f"no server answers at {url} ({error}); `starling serve` starts one") from error
+
+
 def follow(session: Dictation, screen: Screen) -> None:
-    for _, event in session.events():
-        screen.show(event)
+    try:
+        for _, event in session.events():
+            screen.show(event)
+    except (Refused, TimeoutError) as error:
+        print(f"no more events: {error}", file=sys.stderr)
+
+
+def positive(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"must be a number over 0, not {text!r}")
+    return value
 
 
 def main() -> int:
@@ -236,7 +288,7 @@ def main() -> int:
     parser.add_argument("--language", help="as a code or an English name (detect)")
     parser.add_argument("--partials", action="store_true", help="show an utterance while it is spoken")
     parser.add_argument("--segmentation", choices=("vad", "window"), default="vad", help="(vad)")
-    parser.add_argument("--speed", type=float, default=1.0, help="feed a file faster than it was spoken (1.0)")
+    parser.add_argument("--speed", type=positive, default=1.0, help="feed a file faster than it was spoken (1.0)")
     options = parser.parse_args()
 
     stopped = threading.Event()
