@@ -10,7 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, TypeGuard, TypeVar
 from urllib.parse import quote
 
 import msgspec
@@ -84,7 +84,7 @@ def decode(kind: type[T], given: Given, aliases: Mapping[str, str]) -> tuple[T, 
     values: dict[str, Any] = {}
     for name, slot in slots.items():
         value = _value(slot, types[name], given.form)
-        if value != []:
+        if value != [] or not _is_list(types[name]):
             values[name] = value
     try:
         return msgspec.convert(values, kind), ignored
@@ -139,7 +139,7 @@ def _sort(
         if name not in types or (entry.key is not None and not _has_members(types[name])):
             ignored.append(entry.name)
             continue
-        if entry.value is None or entry.value == "" or entry.value == []:
+        if entry.value is None or entry.value == "" or (entry.value == [] and _is_list(types[name])):
             continue
         if isinstance(entry.value, str) and any("\ud800" <= letter <= "\udfff" for letter in entry.value):
             raise InvalidValue(f"{entry.base} is no valid UTF-8", param=entry.base)
@@ -154,7 +154,7 @@ def _sort(
 
 def _value(slot: _Slot, kind: inspect.Type, form: bool) -> Any:
     """The value to convert. What cannot be read stays as it came, for the conversion to refuse."""
-    if isinstance(kind, inspect.VarTupleType):
+    if _is_list(kind):
         return [_read(item, kind.item_type, form) for item in slot.items]
     if slot.members:
         if slot.values:
@@ -223,6 +223,10 @@ def _read(value: Any, kind: inspect.Type, form: bool) -> Any:
 
 def _options(kind: inspect.Type) -> tuple[inspect.Type, ...]:
     return kind.types if isinstance(kind, inspect.UnionType) else (kind,)
+
+
+def _is_list(kind: inspect.Type) -> TypeGuard[inspect.VarTupleType]:
+    return isinstance(kind, inspect.VarTupleType)
 
 
 def _has_members(kind: inspect.Type) -> bool:

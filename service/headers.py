@@ -1,4 +1,4 @@
-"""Headers that say about a transcript what its body may not have room for. Knows no route."""
+"""Headers of ours: what a client says in them, and what they say about a transcript. Knows no route."""
 
 from __future__ import annotations
 
@@ -6,9 +6,19 @@ from collections.abc import Iterable
 from urllib.parse import quote
 
 import msgspec
+from starlette.datastructures import Headers
 
+from protocol.errors import InvalidValue
 from service import forms
 from service.transcripts import Transcript
+
+
+def only(given: Headers, name: str) -> str:
+    """The value of a header that a request has once at most; "" where it is not there. Raises InvalidValue."""
+    first, *more = given.getlist(name) or [""]
+    if more:
+        raise InvalidValue(f"{name} was given {len(more) + 1} times; send it once", param=name)
+    return first
 
 
 def known(model: str, ignored: Iterable[str] = ()) -> dict[str, str]:

@@ -17,6 +17,7 @@ from starlette.requests import Request
 
 from service import forms, reply, upload
 from service.chat import client
+from service.headers import only
 from service.house import House
 from service.sse import EventStream, Message, Told, failed
 from service.worker import Worker
@@ -42,7 +43,7 @@ async def read(house: House, request: Request) -> Asking:
     given = await upload.read_fields(request, house.config.max_json_bytes, house.config.upload_idle_s)
     began = time.perf_counter()
     members = {entry.name: entry.value for entry in given.entries}
-    trace = house.config.allow_trace and request.headers.get("x-starling-trace") == "1"
+    trace = house.config.allow_trace and only(request.headers, "x-starling-trace") == "1"
     return Asking(request, members, client.name(request), trace, began)
 
 

@@ -55,8 +55,12 @@ async def state(house: House, request: Request) -> Response:
 async def audio(house: House, request: Request) -> Response:
     """Takes one chunk. Nothing of it is there before all of it has come."""
     id = _id(request)
-    house.sessions.session(id)
+    session = house.sessions.session(id)
     seq = _number(request, SEQUENCE)
+    if seq is not None and (told := session.answered(seq)) is not None:
+        # Whatever it holds this time: it was taken, and nothing about it can be wrong any more.
+        await upload.skip(request, house.config.max_upload_bytes, house.config.upload_idle_s)
+        return _json({"id": id, **msgspec.structs.asdict(told)})
     raw = chunks.raw_of(request.headers.get("content-type"))
     if raw is None:
         accepted = await _take_file(house, request, seq)
@@ -71,11 +75,8 @@ async def events(house: House, request: Request) -> Response:
     await upload.read_bytes(request, house.config.max_json_bytes, house.config.upload_idle_s)
     session = house.sessions.session(_id(request))
     after = _number(request, LAST_EVENT)
-    if after is not None and after > session.last_event:
-        last = f"the id of one of this session's events, the last of which is {session.last_event}"
-        raise forms.wrong(LAST_EVENT, str(after), last)
-    known = headers.known(session.spec.model)
-    if after == session.last_event and session.state in ("finished", "failed"):
+    known = headers.known(session.model)
+    if after is not None and after >= session.last_event and session.state in ("finished", "failed"):
         # There is nothing left to tell, and a browser that is answered so does not come back for more.
         return Response(status_code=204, headers=known)
     if request.method == "HEAD":
@@ -93,10 +94,9 @@ async def events(house: House, request: Request) -> Response:
 async def finish(house: House, request: Request) -> Response:
     """Waits for the whole transcript. A client that leaves meanwhile finds it later."""
     id = _id(request)
-    spec = house.sessions.session(id).spec
+    form = transcripts.FORMATS[house.sessions.session(id).spec.response_format]
     transcript = await reply.unless_gone(request, house.sessions.finish(id))
-    form = transcripts.FORMATS[spec.response_format]
-    told = headers.known(spec.model) | headers.measured(transcript)
+    told = headers.known(transcript.meta.model) | headers.measured(transcript)
     return Response(form.write(transcript), headers=told, media_type=form.media_type)
 
 
@@ -154,7 +154,7 @@ def _id(request: Request) -> str:
 
 def _number(request: Request, name: str) -> int | None:
     """A header that counts, None where it is not there or empty. Raises InvalidValue."""
-    text = request.headers.get(name, "").strip()
+    text = headers.only(request.headers, name).strip()
     if text and not _NUMBER.fullmatch(text):
         raise forms.wrong(name, text, "a whole number from 0")
     return int(text) if text else None

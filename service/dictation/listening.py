@@ -138,7 +138,7 @@ class Listener:
     async def _note(self, found: list[Boundary], *, ended: bool = False) -> None:
         """Write down what was found, and, if an utterance ended or enough was heard since, how to go on from here.
 
-        Nothing of it needs to reach the disk at once: what is lost with the machine's power is heard again.
+        The latter need not reach the disk at once: what is lost with the machine's power is heard again.
         """
         utterances: list[Span] = []
         for boundary in found:
@@ -163,6 +163,7 @@ class Listener:
         self._vad_s = 0.0
 
     async def _tell_speech(self, started: bool, at: int) -> None:
+        """Safe on the disk before a reader has its id, as all events are: else another could have that id later."""
         self._spoke += 1
         if self._spoke > self._story.spoke:
-            await self._patience.insist(lambda: self._story.tell(Spoke(started, at), sync=False))
+            await self._patience.insist(lambda: self._story.tell(Spoke(started, at), sync=True))

@@ -5,7 +5,7 @@ Knows what a client may ask; knows neither how it was sent nor what a session do
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from msgspec import Meta
 
@@ -29,10 +29,10 @@ NOT_IN_A_SESSION = {
 class SessionRequest(TranscriptRequest, frozen=True, kw_only=True):
     """A session's transcript. Its fields about a file's are the file's own, limits and rules too."""
 
+    DETAILS: ClassVar[str] = ""
+
     response_format: SessionFormat = "json"
     audio_ctx: Annotated[int, Meta(ge=64, le=FULL_CONTEXT)] | Literal["auto"] = "auto"
-    stream: Literal[True] = True
-    """There is always a stream of events, with room for words and log-probabilities."""
     task: Task = "transcribe"
     segmentation: Segmentation = "vad"
     vad_silence_ms: Annotated[int, Meta(ge=100, le=5_000)] = 500

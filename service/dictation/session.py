@@ -87,6 +87,11 @@ class Session:
         return self._story.state
 
     @property
+    def model(self) -> str:
+        """The id of the one that wrote last; before that, of the one that it was created for."""
+        return self._story.model
+
+    @property
     def samples(self) -> int:
         """Acknowledged, at 16 kHz."""
         return self._stored.samples
@@ -178,18 +183,22 @@ class Session:
         Raises SequenceGap, SessionFinishing, SessionFailed, AudioTooLong, DiskFull, what is wrong with the chunk, and
         for an encoded file what its decoder says; the session is then as it was.
         """
-        if chunk.path is None:
-            chunks.check(chunk.raw, chunk.data)
         async with self._adding:
             number = len(self._stored.records)
-            if seq is not None and seq < number:
-                return self._answer(seq)
+            if seq is not None and (told := self.answered(seq)) is not None:
+                return told
             self._check_open(seq, number)
+            if chunk.path is None:
+                chunks.check(chunk.raw, chunk.data)
             try:
                 await self._append(number, chunk)
             finally:
                 self._bell.ring()
             return await self._answered(number)
+
+    def answered(self, seq: int) -> Accepted | None:
+        """What the chunk with that number was answered; None: it has not been taken yet."""
+        return self._answer(seq) if seq < len(self._stored.records) else None
 
     def _check_open(self, seq: int | None, number: int) -> None:
         if self._gone is not None:
@@ -268,7 +277,7 @@ class Session:
         story = self._story
         language, probability = story.spoken
         return transcripts.Meta(
-            model=self.spec.model,
+            model=self._story.model,
             language=language,
             language_probability=probability,
             duration=self.duration,

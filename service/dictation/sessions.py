@@ -197,7 +197,7 @@ class Sessions:
         session = entry.session
         return View(
             id=session.spec.id,
-            model=session.spec.model,
+            model=session.model,
             state=session.state,
             created=session.spec.created,
             expires_at=math.ceil(time.time() + max(0.0, self._left(entry))),

@@ -228,6 +228,11 @@ class Story:
     def text(self) -> str:
         return "".join(self._text).strip()
 
+    @property
+    def model(self) -> str:
+        """The id of the one that wrote last. A service that was restarted may have another than before."""
+        return next((each.model for each in reversed(self.heard) if each.model), self._spec.model)
+
     def answer(self, seq: int) -> tuple[bool | None, range]:
         """What the answer to chunk `seq` says: what the detector heard, and which segments were new."""
         at = bisect_right(self._answers, seq, key=lambda answered: answered.seq) - 1

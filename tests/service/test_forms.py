@@ -166,6 +166,13 @@ def test_json_has_types_of_its_own() -> None:
             from_json(**wrong)
 
 
+@pytest.mark.parametrize("field", ["flag", "count", "ratio", "colour", "name", "size", "part"])
+def test_an_empty_list_is_no_value_of_a_field_that_is_none(field: str) -> None:
+    with pytest.raises(InvalidValue) as refused:
+        from_json(**{field: []})
+    assert (refused.value.param, refused.value.message[-8:]) == (field, "not '[]'")
+
+
 def test_a_value_is_cut_at_a_hundred_characters() -> None:
     message, _ = refusal(("colour", "x" * 101))
     assert message == f"colour must be one of blue, red, not '{'x' * 100}…'"

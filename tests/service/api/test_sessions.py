@@ -181,6 +181,30 @@ async def test_a_number_makes_a_retry_safe(service: Dictating) -> None:
     assert (await service.ask("GET", f"/{id}")).json["samples"] == 4800
 
 
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        (S16LE, b"odd"),
+        (S16LE, b""),
+        ({"content-type": "audio/pcm"}, b"\xff" * 8),
+        ({"content-type": "audio/pcm;rate=1"}, b""),
+        ({"content-type": "audio/wav"}, b""),
+        ({"content-type": "audio/wav"}, b"no audio"),
+        (FORM, b"no form"),
+    ],
+)
+async def test_a_number_that_was_taken_gets_its_first_answer_whatever_comes_with_it(
+    service: Dictating, kind: dict[str, str], body: bytes
+) -> None:
+    id = await service.create()
+    first = await service.send(id, spoken(0.1), seq=0)
+    again = await service.ask("POST", f"/{id}/audio", kind | {"x-starling-seq": "0"}, body)
+    assert (again.status, again.json) == (200, first.json)
+    await service.finish(id)
+    assert (await service.send(id, b"odd", seq=0)).json == first.json
+    assert (await service.send(id, b"odd", seq=1)).error == (409, "session_finishing", None)
+
+
 async def test_a_gap_is_a_conflict_that_no_retry_heals(service: Dictating) -> None:
     id = await service.create()
     reply = await service.send(id, spoken(0.1), seq=1)
@@ -204,6 +228,7 @@ async def test_what_is_no_number_is_refused(service: Dictating, number: str) -> 
         (S16LE, bytes((4 << 20) + 2), (413, "payload_too_large", None)),
         ({"content-type": "audio/wav"}, b"", (400, "empty_audio", None)),
         ({}, b"", (400, "empty_audio", None)),
+        (S16LE | {"x-starling-seq": "0,1"}, b"", (400, "invalid_value", "x-starling-seq")),
         ({"content-type": "audio/wav"}, b"x" * 5000, (413, "payload_too_large", None)),
         ({"content-type": "multipart/form-data"}, b"x", (400, "invalid_request", None)),
         (FORM, multipart([("language", "de")]), (400, "missing_field", "file")),
@@ -368,7 +393,31 @@ async def test_partial_texts_have_no_id_and_are_not_told_again(service: Dictatin
     assert (await service.ask("GET", f"/{id}/events")).told == kept
 
 
-@pytest.mark.parametrize("given", ["x", "-1", "1.0", "99"])
+@pytest.mark.parametrize(
+    ("method", "path", "name"), [("POST", "audio", "X-Starling-Seq"), ("GET", "events", "Last-Event-ID")]
+)
+async def test_a_header_that_says_two_things_is_refused(service: Dictating, method: str, path: str, name: str) -> None:
+    id = await service.create()
+    reply = await service.ask(method, f"/{id}/{path}", S16LE | {name: "0", name.lower(): "1"})
+    assert reply.error == (400, "invalid_value", name.lower())
+    assert (await service.ask("GET", f"/{id}")).json["samples"] == 0
+
+
+@pytest.mark.parametrize("ended", [False, True])
+async def test_an_id_beyond_the_last_event_goes_on_with_the_next(service: Dictating, *, ended: bool) -> None:
+    """Whatever a client remembers, of a data directory that was put back for instance: it is not turned away."""
+    id = await service.create()
+    if ended:
+        await service.finish(id)
+        assert (await service.ask("GET", f"/{id}/events", {"last-event-id": "99"})).status == 204
+        return
+    async with service.reading(id, after=99) as reader:
+        await service.say(id, TALK)
+        await service.finish(id)
+    assert reader.reply().told == (await service.ask("GET", f"/{id}/events")).told[1:]
+
+
+@pytest.mark.parametrize("given", ["x", "-1", "1.0"])
 async def test_a_last_event_that_is_none_of_these_is_refused(service: Dictating, given: str) -> None:
     id = await service.create()
     reply = await service.ask("GET", f"/{id}/events", {"last-event-id": given})

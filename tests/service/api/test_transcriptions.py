@@ -363,6 +363,9 @@ def test_json_carries_the_file_in_base64(service: Scripted, members: dict[str, A
         (b'{"audio": {}}', "audio must be the recording in base64, not an object"),
         (b'{"file": []}', "file must be the recording in base64, not a list"),
         (b'{"a": [1e999]}', "the body is no valid JSON: Number out of range"),
+        (b'{"file": "AAAA", "prompt": "\\ud800"}', "prompt is no valid Unicode: it has half a surrogate pair"),
+        (b'{"keywords": ["a", "\\udc00b"]}', "keywords is no valid Unicode: it has half a surrogate pair"),
+        (b'{"prompt": "\\\\ud800', "the body is no valid JSON: Input data was truncated"),
     ],
 )
 def test_json_is_refused_in_words_of_its_own(service: Scripted, body: bytes, message: str) -> None:

@@ -72,6 +72,7 @@ def test_every_field_about_decoding_is_kept() -> None:
         without_timestamps=True,
         audio_ctx=700,
         hallucination_silence_threshold=2.0,
+        response_format="verbose_json",
         timestamp_granularities=["word"],
         include=["logprobs"],
     ).decoding
@@ -96,8 +97,13 @@ def test_every_field_about_decoding_is_kept() -> None:
     )
 
 
-def test_words_need_no_verbose_json_because_events_have_room_for_them() -> None:
-    assert spec(response_format="json", timestamp_granularities=["word"]).decoding.words is True
+def test_words_need_verbose_json_as_a_file_s_do_and_nothing_is_said_of_streams() -> None:
+    with pytest.raises(InvalidValue) as refused:
+        parsed(timestamp_granularities=["word"])
+    assert refused.value.param == "timestamp_granularities"
+    assert refused.value.message == "timestamp_granularities can hold word only with response_format verbose_json"
+    assert spec(response_format="verbose_json", timestamp_granularities=["word"]).decoding.words is True
+    assert spec(timestamp_granularities=["segment"]).decoding.words is False
 
 
 @pytest.mark.parametrize("name", ["file", "stream", "silence_rule", "seed", "colour"])
@@ -120,6 +126,8 @@ def test_the_default_of_what_makes_no_sense_in_a_session_is_no_fault(name: str) 
         ({"response_format": "text"}, "response_format"),
         ({"segmentation": "words"}, "segmentation"),
         ({"task": "summarise"}, "task"),
+        ({"partials": []}, "partials"),
+        ({"vad_silence_ms": []}, "vad_silence_ms"),
         ({"vad_silence_ms": 99}, "vad_silence_ms"),
         ({"vad_silence_ms": 5001}, "vad_silence_ms"),
         ({"vad_silence_ms": 500.5}, "vad_silence_ms"),

@@ -7,14 +7,17 @@ import json
 import logging
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from protocol.errors import DiskFull, ShuttingDown, UnknownSession
+from protocol.events import Ready
 from protocol.jobs import Transcribe
 from service.dictation.request import SessionRequest
 from service.dictation.session import Session
 from tests.dictated import spoken, text
 from tests.dictating import Dictating, dictating
+from tests.scripted import MULTILINGUAL
 
 pytestmark = pytest.mark.anyio
 
@@ -81,6 +84,24 @@ async def test_what_was_left_goes_on(tmp_path: Path) -> None:
         assert (await service.send(talking, TALK[half:], seq=count)).json["samples"] == len(TALK) // 2
         assert (await service.finish(talking)).json["text"] == text(1, 2, 3)
         assert (await service.finish(empty)).json["text"] == ""
+
+
+async def test_the_answer_names_the_model_that_wrote_last(tmp_path: Path) -> None:
+    async with dictating(tmp_path) as service:
+        begun, finished = await service.create(), await service.create()
+        for id in (begun, finished):
+            await service.say(id, TALK)
+        before = await service.finish(finished)
+    async with dictating(tmp_path) as service:
+        service.whisper.ready = Ready(1, model=msgspec.structs.replace(MULTILINGUAL, id="whisper-tiny"))
+        assert service.house.sessions.view(begun).model == "whisper-base"
+        reply = await service.finish(begun)
+        assert (reply.json["starling"]["model"], reply.headers["x-starling-model"]) == ("whisper-tiny", "whisper-tiny")
+        assert service.house.sessions.view(begun).model == "whisper-tiny"
+        again = await service.finish(finished)
+        assert (again.body, again.headers["x-starling-model"]) == (before.body, "whisper-base")
+    async with dictating(tmp_path) as service:
+        assert (await service.finish(begun)).json == reply.json
 
 
 async def test_a_session_that_was_finishing_finishes_in_the_next_service(tmp_path: Path) -> None:
