@@ -27,10 +27,14 @@ HEADERS: Final = {
         r"(?:<\|tool_call_end\|>)?<\|tool_call_begin\|>(?P<id>functions\.(?P<name>[\w-]+):\d+)"
         r"<\|tool_call_argument_begin\|>"
     ),
+    "kimi_k3": re.compile(
+        r"(?:<\|close\|>json<\|sep\|><\|close\|>call<\|sep\|>)?"
+        r'<\|open\|>call tool="(?P<name>[\w-]+)" index="\d+"<\|sep\|><\|open\|>json type="object"<\|sep\|>'
+    ),
 }
 """What stands before a call's arguments, of the formats whose arguments are JSON and come last."""
 
-_SELF_DELIMITING = ("json", "json_tools", "bare", "mistral")
+_SELF_DELIMITING = ("json", "json_tools", "bare", "mistral", "mistral_list")
 """Formats in which a call without a closing marker is whole or does not parse."""
 _BARE_START = '{"name":"'
 """An answer's first characters, but for white space, that make it a call."""
@@ -60,13 +64,15 @@ class Calls:
         self._form = calling.form
         self._start = Watch(self._form.start)
         self._end = Watch(self._form.end) if self._form.end else None
-        self._header = HEADERS[self._form.name] if calling.guaranteed else None
+        self._header = HEADERS.get(self._form.name) if calling.guaranteed else None
         self._held = ""
-        """White space, and what may become a marker; within a call all of it, unless it is told as it comes."""
+        """White space, and what may become a marker; within a call all of it that is not told yet."""
         self._payload = 0
         """Where in `_held` a call's text begins."""
         self._arguments: _Object | None = None
         """Told at this moment."""
+        self._telling = False
+        """A call was told since the marker: nothing that follows is text."""
         self._begun = False
         """Something but white space was there."""
         self._parts: list[CallPart] = []
@@ -84,17 +90,22 @@ class Calls:
         """The text that passes now, and the number of characters that are no text; one of the two is nothing."""
         if not self.inside:
             return self._outside(char)
-        return self._told(char) if self._header is not None else self._collected(char)
+        if self._arguments is None:
+            return self._collected(char)
+        self._tell(char)
+        if self._arguments.see(char):
+            self._arguments = None
+            self.count += 1
+        return "", 1
 
-    def end(self) -> tuple[str, int]:
-        """As `hear`: what is held comes to its end."""
-        if self.inside and self._header is not None:
-            # What was cut off is markup, or arguments that are out already.
-            self._held = ""
-        elif self.inside and self._form.name in _SELF_DELIMITING and (dropped := self._understand(len(self._held))):
+    def end(self, *, cut: bool) -> tuple[str, int]:
+        """As `hear`: what is held comes to its end. cut: there was no room for more."""
+        whole = self.inside and not self._telling and self._form.name in _SELF_DELIMITING
+        if whole and (dropped := self._understand(len(self._held))):
             return "", dropped
+        markup = self.inside and (self._telling or (cut and self._header is not None))
         text, self._held, self.inside = self._held, "", False
-        return ("", len(text)) if self.count and text.isspace() else (text, 0)
+        return ("", len(text)) if markup or (self.count and text.isspace()) else (text, 0)
 
     def take(self) -> tuple[CallPart, ...]:
         """What is new."""
@@ -125,19 +136,24 @@ class Calls:
     def _open(self, payload: int) -> tuple[str, int]:
         """A call's text begins at `payload` of what is held."""
         self.inside = self._begun = True
+        self._telling = False
+        self._payload = payload
         self._end = Watch(self._form.end) if self._form.end else None
-        if self._header is None:
-            self._payload = payload
-            return "", 0
-        dropped, self._held = len(self._held), self._held[payload:]
-        return "", dropped
+        return "", 0
 
-    # A call that is told when it is whole.
+    # Calls.
 
     def _collected(self, char: str) -> tuple[str, int]:
+        if char == "{" and self._header is not None and (found := self._header.fullmatch(self._held, self._payload)):
+            named = found.groupdict()
+            if any(tool.name == named["name"] for tool in self._calling.tools):
+                return self._begin(named["name"], named.get("id"), char)
         self._held += char
         if self._end is None or not self._end.see(char):
             return "", 0
+        if self._telling:
+            dropped, self._held, self.inside = len(self._held), "", False
+            return "", dropped
         if dropped := self._understand(len(self._held) - len(self._form.end)):
             return "", dropped
         if self._open_string():
@@ -146,6 +162,15 @@ class Calls:
         self.inside = False
         text, self._held = self._held, ""
         return text, 0
+
+    def _begin(self, name: str, identity: str | None, char: str) -> tuple[str, int]:
+        """From its name on a call is told as it comes."""
+        self._parts.append(CallPart(self.count, identity or new_id(), name))
+        dropped, self._held, self._payload = len(self._held) + 1, "", 0
+        self._telling, self._arguments = True, _Object()
+        self._arguments.see(char)
+        self._tell(char)
+        return "", dropped
 
     def _understand(self, end: int) -> int:
         """Tell the calls up to `end` of what is held, all of which is no text then; 0 if there are none."""
@@ -163,27 +188,6 @@ class Calls:
         scan = _Object()
         text = self._held[self._payload :].lstrip()
         return text.startswith("{") and not any(scan.see(char) for char in text) and scan.quoted
-
-    # A call that is told as it comes.
-
-    def _told(self, char: str) -> tuple[str, int]:
-        assert self._header is not None
-        if self._arguments is not None:
-            self._tell(char)
-            if self._arguments.see(char):
-                self._arguments = None
-                self.count += 1
-        elif char == "{" and (found := self._header.fullmatch(self._held)):
-            named = found.groupdict()
-            self._parts.append(CallPart(self.count, named.get("id") or new_id(), named["name"]))
-            self._held, self._arguments = "", _Object()
-            self._arguments.see(char)
-            self._tell(char)
-        else:
-            self._held += char
-            if self._end is not None and self._end.see(char):
-                self._held, self.inside = "", False
-        return "", 1
 
     def _tell(self, char: str) -> None:
         last = self._parts[-1] if self._parts else None

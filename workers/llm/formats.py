@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from protocol.tools import Tool
+from workers.llm.schemas import properties
 
 if TYPE_CHECKING:
     from mlx_lm.tokenizer_utils import TokenizerWrapper
@@ -83,6 +84,9 @@ def format_of(tokenizer: TokenizerWrapper) -> Format:
     if tokenizer.has_tool_calling:
         parse: Parse = tokenizer.tool_parser
         kind = parse.__module__.rpartition(".")[2]
+        if kind == "mistral" and isinstance(template, str) and "[ARGS]" not in template:
+            # Until 2024: one list of calls, with ids of the model's own.
+            kind = "mistral_list"
         return Format(kind, str(tokenizer.tool_call_start), tokenizer.tool_call_end or "", parse)
     return BARE
 
@@ -95,12 +99,23 @@ def speaks_tools(tokenizer: TokenizerWrapper) -> bool:
 
 def understood(form: Format, text: str, tools: Sequence[Tool]) -> list[Call]:
     """The calls between markers; none where the text does not parse or calls what is none of `tools`."""
+    names = {tool.name for tool in tools}
+    if text.strip() in names:
+        # In formats that write arguments one by one; longcat's parser does not know it.
+        return [Call(text.strip(), "{}", None)]
     try:
-        found = form.parse(text, [tool.shown for tool in tools])
-        return [_call(each, {tool.name for tool in tools}) for each in (found if isinstance(found, list) else [found])]
+        found = form.parse(text, [_resolved(tool) for tool in tools])
+        return [_call(each, names) for each in (found if isinstance(found, list) else [found])]
     except (ValueError, SyntaxError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError):
         # A parser meets whatever a model wrote and raises what it likes.
         return []
+
+
+def _resolved(tool: Tool) -> dict[str, Any]:
+    """As parsers are told of it, which look at the types of properties and follow no reference."""
+    shown = tool.shown
+    parameters = {**tool.parameters, "properties": properties(tool.parameters)}
+    return {**shown, "function": {**shown["function"], "parameters": parameters}}
 
 
 def _call(found: Any, names: set[str]) -> Call:

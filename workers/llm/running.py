@@ -170,7 +170,7 @@ class Row:
             self._say(self.voice.feed(token, *logprobs(logits, token, self._likeliest)))
         if self.voice.stopped is None and len(self.ids) >= self.running.room:
             # What was held back may turn out to be a stop string only now.
-            self._say(self.voice.end())
+            self._say(self.voice.end(cut=True))
             self._end("length" if self.voice.stopped is None else "stop")
         elif self.voice.stopped is not None or self.voice.enough:
             self._end("stop")

@@ -144,15 +144,18 @@ class Voice:
             self._visible = bool(piece.text or piece.reasoning or piece.calls)
         return piece
 
-    def end(self) -> Piece:
-        """Nothing more comes. What was held back is let go, but for half a character; it may hold a stop string."""
+    def end(self, *, cut: bool = False) -> Piece:
+        """Nothing more comes. What was held back is let go, but for half a character; it may hold a stop string.
+
+        cut: there was no room for more.
+        """
         if self.stopped is not None:
             return Piece()
         held, self._marker = self._marker, ""
         for char in held:
             self._hear_content(char)
         if self._calls is not None and self.stopped is None:
-            self._sort(*self._calls.end())
+            self._sort(*self._calls.end(cut=cut))
         if self.stopped is None:
             self._say(self._content)
             self._think(self._thought)

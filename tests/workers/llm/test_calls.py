@@ -43,7 +43,9 @@ def known(name: str) -> Format:
 class Heard:
     """An answer said token by token."""
 
-    def __init__(self, tokenizer: Any, text: str, *stop: str, calling: Calling, logprobs: bool = False) -> None:
+    def __init__(
+        self, tokenizer: Any, text: str, *stop: str, calling: Calling, logprobs: bool = False, cut: bool = False
+    ) -> None:
         self.voice = Voice(tokenizer, stop=stop, thinking=False, logprobs=logprobs, calling=calling)
         self.pieces: list[Piece] = []
         self.tokens = 0
@@ -52,7 +54,7 @@ class Heard:
             self.tokens += 1
             if self.voice.stopped is not None or self.voice.enough:
                 break
-        self.pieces.append(self.voice.end())
+        self.pieces.append(self.voice.end(cut=cut))
 
     @property
     def text(self) -> str:
@@ -77,8 +79,8 @@ class Heard:
 
 
 def hear(tokenizer: Any, text: str, *stop: str, form: Format = JSON, parallel: bool = True, **fields: Any) -> Heard:
-    logprobs = fields.pop("logprobs", False)
-    return Heard(tokenizer, text, *stop, calling=Calling(form, TOOLS, parallel, **fields), logprobs=logprobs)
+    calling = Calling(form, fields.pop("tools", TOOLS), parallel, fields.pop("guaranteed", False))
+    return Heard(tokenizer, text, *stop, calling=calling, **fields)
 
 
 SAID = {
@@ -347,6 +349,15 @@ def test_several_guaranteed_calls_are_counted(tokenizer: Any) -> None:
 
 def test_a_guaranteed_call_that_is_cut_off_leaves_no_markup(tokenizer: Any) -> None:
     for end in range(1, len(CALL)):
-        heard = hear(tokenizer, f"Hm. {CALL[:end]}", guaranteed=True)
+        heard = hear(tokenizer, f"Hm. {CALL[:end]}", guaranteed=True, cut=True)
         assert heard.text.startswith("Hm.") and "name" not in heard.text
         assert "".join(part.arguments for part in heard.parts) in '{"city": "Graz", "days": 2}'
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["<tool_call> is how a call begins.", "<tool_call>x</tool_call> is none", CALL.replace("weather", "whether")],
+)
+def test_what_escaped_its_grammar_is_text_all_the_same(tokenizer: Any, text: str) -> None:
+    heard = hear(tokenizer, text, guaranteed=True)
+    assert (heard.text, heard.parts) == (text, [])

@@ -92,7 +92,7 @@ def test_tools_that_must_not_be_called_are_not_shown(fast_blas: Any, template: s
     ("template", "kind", "start"),
     [
         (HERMES, "json_tools", "<tool_call>"),
-        (MISTRAL, "mistral", "[TOOL_CALLS]"),
+        (MISTRAL, "mistral_list", "[TOOL_CALLS]"),
         (LLAMA, "bare", "<|python_tag|>"),
         (PLAIN, "json", "<tool_call>"),
     ],

@@ -84,7 +84,7 @@ class ToyVoice:
         said = (Said(token=text, bytes=text.encode(), logprob=logprob),) if self._logprobs else ()
         return ToyPiece(text=text, said=said)
 
-    def end(self) -> ToyPiece:
+    def end(self, *, cut: bool = False) -> ToyPiece:
         return ToyPiece()
 
 
