@@ -290,6 +290,12 @@ class Generated(msgspec.Struct, frozen=True, tag="generated"):
     """Of the answer, those that were guessed right: several came of one pass through the network."""
 
 
+class Counted(msgspec.Struct, frozen=True, tag="counted"):
+    """Ends CountTokens."""
+
+    tokens: int
+
+
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
     """Ends any job, or, as job 0, the worker: it cannot start, or met a bug and is about to end.
 
@@ -315,8 +321,9 @@ Event = (
     | Delta
     | ChoiceEnded
     | Generated
+    | Counted
     | Failed
 )
 FromWorker = Loading | Ready | Event
-TERMINAL = (Decoded, Speech, Followed, Transcribed, Guessed, Generated, Failed)
+TERMINAL = (Decoded, Speech, Followed, Transcribed, Guessed, Generated, Counted, Failed)
 """After one of these a job's id is free."""

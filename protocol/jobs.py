@@ -306,6 +306,12 @@ class Complete(msgspec.Struct, frozen=True, tag="complete"):
     """The prompt is the beginning of the answer."""
 
 
+class CountTokens(msgspec.Struct, frozen=True, tag="count_tokens"):
+    """How long would the prompt of this be? Answered by Counted; nothing is generated."""
+
+    chat: Chat
+
+
 class Heard(msgspec.Struct, frozen=True, tag="heard"):
     """Answers the oldest Doubt of the job whose id the frame carries. Unknown ids are fine."""
 
@@ -320,5 +326,5 @@ class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
     """
 
 
-Job = Decode | DetectSpeech | Follow | Transcribe | Guess | Chat | Complete
-ToWorker = Decode | DetectSpeech | Follow | Transcribe | Guess | Chat | Complete | Heard | Cancel
+Job = Decode | DetectSpeech | Follow | Transcribe | Guess | Chat | Complete | CountTokens
+ToWorker = Decode | DetectSpeech | Follow | Transcribe | Guess | Chat | Complete | CountTokens | Heard | Cancel

@@ -20,6 +20,7 @@ from starlette.requests import Request
 from protocol.errors import Failure, InternalError, RequestCancelled
 from protocol.events import (
     ChoiceEnded,
+    Counted,
     Decoded,
     Delta,
     Doubt,
@@ -34,7 +35,7 @@ from protocol.events import (
     Started,
     Transcribed,
 )
-from protocol.jobs import Chat, Complete, Decode, DetectSpeech, Follow, Guess, Heard, Job, Pcm, Transcribe
+from protocol.jobs import Chat, Complete, CountTokens, Decode, DetectSpeech, Follow, Guess, Heard, Job, Pcm, Transcribe
 from protocol.settings import SAMPLE_RATE
 from service.worker import Worker
 
@@ -75,6 +76,11 @@ async def guessed(whisper: Worker, job: Guess) -> Guessed:
     return await _last(whisper, job, Guessed)
 
 
+async def counted(llm: Worker, job: CountTokens) -> Counted:
+    """As `decoded`."""
+    return await _last(llm, job, Counted)
+
+
 Hear = Callable[[DetectSpeech], Awaitable[Speech]]
 
 
@@ -110,6 +116,7 @@ async def transcribing(
                     | Delta()
                     | ChoiceEnded()
                     | Generated()
+                    | Counted()
                     | Failed()
                 ):
                     raise _out_of_place(event)
@@ -173,7 +180,17 @@ async def _generating(llm: Worker, job: Chat | Complete, base: int) -> AsyncGene
                     return
                 case Progress():
                     pass
-                case Decoded() | Speech() | Followed() | Guessed() | Segment() | Doubt() | Transcribed() | Failed():
+                case (
+                    Decoded()
+                    | Speech()
+                    | Followed()
+                    | Guessed()
+                    | Segment()
+                    | Doubt()
+                    | Transcribed()
+                    | Counted()
+                    | Failed()
+                ):
                     raise _out_of_place(event)
                 case _:
                     assert_never(event)

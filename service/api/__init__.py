@@ -6,7 +6,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from service.api import chat, discovery, operations, sessions, transcriptions
+from service.api import chat, discovery, messages, operations, sessions, transcriptions
 from service.house import Endpoint, House
 
 
@@ -32,6 +32,8 @@ ROUTES: tuple[Endpoint, ...] = (
     Endpoint("POST", f"{SESSIONS}/{{id}}/finish", sessions.finish, "its whole text, once all is transcribed"),
     Endpoint("POST", "/v1/chat/completions", chat.chat, "the next message of a conversation"),
     Endpoint("POST", "/v1/completions", chat.completions, "a text goes on"),
+    Endpoint("POST", "/v1/messages", messages.messages, "the next message of a conversation, as Anthropic writes it"),
+    Endpoint("POST", "/v1/messages/count_tokens", messages.count_tokens, "how long that conversation's prompt is"),
     Endpoint("GET", "/v1", index, "this list"),
     Endpoint("GET", "/v1/models", discovery.models, "the models: configured ones, then those in the hub cache"),
     Endpoint("GET", "/v1/models/{id:path}", discovery.model, "one model, by id or alias"),

@@ -5,7 +5,7 @@ Knows what a client may ask; knows neither how it was sent nor who does the work
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
@@ -18,7 +18,7 @@ from service.chat import typed
 from service.chat.messages import Message, told
 from service.chat.tools import Choice, GivenTools, chosen
 
-T = TypeVar("T", bound="Asked")
+T = TypeVar("T", bound=Sampling)
 
 MOST_PROMPTS = 128
 MOST_TOKENS_OF_A_COMPLETION = 16
@@ -186,7 +186,13 @@ def read_chat(members: Mapping[str, Any]) -> tuple[ChatRequest, list[str]]:
 
     Raises MissingField or InvalidValue for what is wrong, then UnsupportedValue for what is right but cannot be had.
     """
-    request, ignored = _decoded(ChatRequest, members)
+    request, ignored = decoded(ChatRequest, members)
+    check_chat(request)
+    return request, ignored
+
+
+def check_chat(request: ChatRequest) -> None:
+    """The rules between its fields. Raises as `read_chat`."""
     _check(request)
     if request.top_logprobs is not None and not request.logprobs:
         raise InvalidValue("top_logprobs needs logprobs to be true", param="top_logprobs")
@@ -197,14 +203,13 @@ def read_chat(members: Mapping[str, Any]) -> tuple[ChatRequest, list[str]]:
     if request.audio is not None or "audio" in request.modalities:
         raise UnsupportedValue("answers in audio are not supported", param="modalities")
     _check_supported(request)
-    return request, ignored
 
 
 def read_completion(members: Mapping[str, Any]) -> tuple[CompletionRequest, list[str]]:
     """As `read_chat`."""
     if "prompt" not in members:
         raise MissingField("prompt is missing", param="prompt")
-    request, ignored = _decoded(CompletionRequest, members)
+    request, ignored = decoded(CompletionRequest, members)
     _check(request)
     prompts = request.prompts
     if len(prompts) > MOST_PROMPTS:
@@ -221,7 +226,8 @@ def read_completion(members: Mapping[str, Any]) -> tuple[CompletionRequest, list
     return request, ignored
 
 
-def _decoded(kind: type[T], members: Mapping[str, Any]) -> tuple[T, list[str]]:
+def decoded(kind: type[T], members: Mapping[str, Any], accepted: Collection[str] = NO_EFFECT) -> tuple[T, list[str]]:
+    """As `typed.decode`, with OpenAI's forms of what Sampling has."""
     values = dict(members)
     if isinstance(values.get("logit_bias"), dict):
         values["logit_bias"] = _biases(values["logit_bias"])
@@ -229,7 +235,7 @@ def _decoded(kind: type[T], members: Mapping[str, Any]) -> tuple[T, list[str]]:
         raise forms.wrong("logit_bias", values["logit_bias"], "an object of token ids and numbers from -100 to 100")
     if values.get("top_p") == 0 and not isinstance(values["top_p"], bool):
         values["top_p"] = LEAST_TOP_P
-    return typed.decode(kind, values, NO_EFFECT)
+    return typed.decode(kind, values, accepted)
 
 
 def _biases(biases: Mapping[str, Any]) -> list[tuple[int, float]]:

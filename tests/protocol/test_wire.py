@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from protocol.events import (
     TERMINAL,
+    Counted,
     Decoded,
     Failed,
     Followed,
@@ -135,4 +136,4 @@ def test_arbitrary_bytes_are_a_message_the_end_or_a_frame_error(data: bytes) -> 
 
 
 def test_terminal_events_end_jobs_and_nothing_else_does() -> None:
-    assert set(TERMINAL) == {Decoded, Speech, Followed, Transcribed, Guessed, Generated, Failed}
+    assert set(TERMINAL) == {Decoded, Speech, Followed, Transcribed, Guessed, Generated, Counted, Failed}

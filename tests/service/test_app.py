@@ -83,6 +83,8 @@ def test_the_map_lists_every_route(service: Scripted) -> None:
         ("POST", "/v1/audio/sessions/{id}/finish"),
         ("POST", "/v1/chat/completions"),
         ("POST", "/v1/completions"),
+        ("POST", "/v1/messages"),
+        ("POST", "/v1/messages/count_tokens"),
         ("GET", "/v1"),
         ("GET", "/v1/models"),
         ("GET", "/v1/models/{id}"),

@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING
 
 from protocol.errors import Failure, InternalError, WrongModelKind
 from protocol.events import Loading, Ready
-from protocol.jobs import Chat, Complete, Heard, Job
+from protocol.jobs import Chat, Complete, CountTokens, Heard, Job
 from protocol.settings import LlmSettings
 from workers.backend import log_loaded, start
 from workers.llm.files import Defaults
 from workers.llm.history import History
 from workers.llm.queue import Shares
 from workers.llm.reading import Reading
+from workers.llm.rendering import Counting, rendered
 from workers.llm.running import Row, Running
 from workers.llm.sampling import refuse, resolve
 from workers.loop import Emit, failed
@@ -87,6 +88,7 @@ class LlmEngine:
         self._max_rows = max_rows
         self._trace = trace
         self._jobs: list[Running] = []
+        self._counting: list[Counting] = []
         self._shares = Shares()
         self._reading = Reading(seats, beginnings, self._shares, max_rows=max_rows, memory_bytes=memory_bytes)
         self._history = History()
@@ -98,10 +100,14 @@ class LlmEngine:
 
     @property
     def busy(self) -> bool:
-        return bool(self._jobs)
+        return bool(self._jobs or self._counting)
 
-    def admit(self, job: Job, emit: Emit) -> Running:
+    def admit(self, job: Job, emit: Emit) -> Running | Counting:
         """Take a job; its prompt is rendered later. Raises Failure for what no language model can do."""
+        if isinstance(job, CountTokens):
+            counting = Counting(job.chat, emit)
+            self._counting.append(counting)
+            return counting
         if not isinstance(job, Chat | Complete):
             raise WrongModelKind("this worker runs a language model and does nothing else")
         refuse(job.generation.sampling, self._vocabulary)
@@ -110,13 +116,15 @@ class LlmEngine:
         self._shares.enter(running.client)
         return running
 
-    def cancel(self, handle: Running) -> None:
+    def cancel(self, handle: Running | Counting) -> None:
         """What was computed for it stays as a beginning for others."""
-        if handle in self._jobs:
+        if isinstance(handle, Counting):
+            self._counting = [each for each in self._counting if each is not handle]
+        elif handle in self._jobs:
             self._beginnings.leave(handle.rows)
             self._part(handle)
 
-    def answer(self, handle: Running, heard: Heard) -> None:
+    def answer(self, handle: Running | Counting, heard: Heard) -> None:
         """Nothing is ever asked."""
 
     def stats(self) -> Counts:
@@ -138,6 +146,8 @@ class LlmEngine:
 
     def _render(self) -> None:
         """Prompts become ids, in the order of arrival."""
+        if self._counting:
+            self._counting.pop(0).answer(self._language, self._history)
         begun = time.perf_counter()
         for running in [job for job in self._jobs if job.prompt is None]:
             with self._alone(running):
@@ -148,10 +158,7 @@ class LlmEngine:
 
     def _prepare(self, running: Running) -> None:
         begun = time.perf_counter()
-        prompt = self._language.render(running.job)
-        ids: Sequence[int] = prompt.ids
-        if prompt.text is not None:
-            ids = self._history.ids_of(prompt.text, ids, self._language.encode, self._language.decode)
+        prompt, ids = rendered(running.job, self._language, self._history)
         running.take(prompt, ids, self._language.room(prompt, len(ids), running.job.generation.max_tokens))
         running.clock.template = 1e3 * (time.perf_counter() - begun)
 

@@ -8,9 +8,10 @@ from typing import Any
 
 from protocol.errors import Failure, InvalidRequest
 from protocol.events import ChoiceEnded, Delta, Event, Failed, Generated, Ready, Said, Spent, Started
-from protocol.jobs import Chat, ChatMessage, Complete, Generation, Sampling
+from protocol.jobs import Chat, ChatMessage, Complete, CountTokens, Generation, Sampling
 from protocol.tools import CallPart
 from workers.llm.engine import LlmEngine
+from workers.llm.rendering import Counting
 from workers.llm.running import Running
 
 VOCABULARY = 80
@@ -130,7 +131,7 @@ class Asked:
     """One job and what came of it."""
 
     events: list[Event] = field(default_factory=list)
-    handle: Running | None = None
+    handle: Running | Counting | None = None
 
     def text(self, choice: int = 0) -> str:
         return "".join(each.text for each in self.events if isinstance(each, Delta) and each.choice == choice)
@@ -183,7 +184,7 @@ class Driver:
             **options,
         )
 
-    def ask(self, job: Chat | Complete) -> Asked:
+    def ask(self, job: Chat | Complete | CountTokens) -> Asked:
         asked = Asked()
         try:
             asked.handle = self.engine.admit(job, asked.events.append)
@@ -204,7 +205,7 @@ class Driver:
             self.engine.step()
         raise AssertionError("the engine does not come to an end")
 
-    def answer(self, job: Chat | Complete) -> Asked:
+    def answer(self, job: Chat | Complete | CountTokens) -> Asked:
         asked = self.ask(job)
         self.run()
         return asked
