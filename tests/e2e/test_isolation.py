@@ -83,7 +83,7 @@ def test_a_killed_worker_costs_one_clean_error_and_the_next_request_works(
 
 
 def test_a_client_that_leaves_frees_the_worker(tiny: Server, clips: list[Path], long_clip: Path) -> None:
-    """Its socket closes while the worker transcribes; the worker does not go on for nobody."""
+    """STR-01: its socket closes while the worker transcribes; the worker does not go on for nobody."""
     host, port = tiny.url.removeprefix("http://").split(":")
     body = long_clip.read_bytes()
     head = b'--B\r\nContent-Disposition: form-data; name="file"; filename="a.wav"\r\n\r\n'
@@ -102,16 +102,22 @@ def test_a_client_that_leaves_frees_the_worker(tiny: Server, clips: list[Path], 
     assert "Traceback" not in tiny.log
 
 
-def test_uploads_that_break_off_leave_nothing(tiny: Server) -> None:
+@pytest.mark.parametrize("chunked", [False, True])
+def test_uploads_that_break_off_leave_nothing(tiny: Server, chunked: bool) -> None:
+    """REQ-05"""
     host, port = tiny.url.removeprefix("http://").split(":")
     front = psutil.Process(tiny.process.pid)
     descriptors = front.num_fds()
-    for _ in range(50):
+    body = b'--B\r\nContent-Disposition: form-data; name="file"; filename="a.wav"\r\n\r\n' + bytes(500_000)
+    # In the midst of a chunk, or of what the length promised.
+    length = "Content-Length: 20000000"
+    if chunked:
+        length, body = "Transfer-Encoding: chunked", b"%x\r\n" % 20_000_000 + body
+    for _ in range(25):
         with socket.create_connection((host, int(port))) as connection:
             connection.sendall(
                 b"POST /v1/audio/transcriptions HTTP/1.1\r\nHost: 127.0.0.1\r\n"
-                b"Content-Type: multipart/form-data; boundary=B\r\nContent-Length: 20000000\r\n\r\n"
-                b'--B\r\nContent-Disposition: form-data; name="file"; filename="a.wav"\r\n\r\n' + bytes(500_000)
+                b"Content-Type: multipart/form-data; boundary=B\r\n" + f"{length}\r\n\r\n".encode() + body
             )
     until(lambda: tiny.spooled() == [], "the spool is empty")
     until(lambda: front.num_fds() <= descriptors, "the descriptors are closed")

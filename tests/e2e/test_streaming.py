@@ -103,6 +103,7 @@ def connected(server: Server, *, receive_buffer: int = 0) -> socket.socket:
 
 
 def test_the_official_client_gets_one_delta_for_each_segment_and_done(tiny: Server, minute: Path) -> None:
+    """STR-03"""
     client = openai.OpenAI(base_url=f"{tiny.url}/v1", api_key="none", max_retries=0)
     with minute.open("rb") as file:
         events = list(client.audio.transcriptions.create(model="whisper-1", file=file, stream=True))
@@ -170,6 +171,7 @@ def test_a_faithful_stream_is_mlx_whisper_s_text(tiny: Server, clip: Path) -> No
 def test_a_client_that_leaves_after_the_first_delta_frees_the_worker(
     tiny: Server, ten_minutes: Path, clip: Path, how: str
 ) -> None:
+    """STR-01"""
     with closing(connected(tiny)) as connection:
         connection.sendall(request(ten_minutes))
         seen = b""
@@ -185,6 +187,7 @@ def test_a_client_that_leaves_after_the_first_delta_frees_the_worker(
 
 
 def test_an_old_client_reads_to_the_end_of_the_connection(tiny: Server, clip: Path) -> None:
+    """STR-09"""
     with closing(connected(tiny)) as connection:
         connection.sendall(request(clip, "1.0"))
         answer = b"".join(iter(lambda: connection.recv(65536), b""))
@@ -195,6 +198,7 @@ def test_an_old_client_reads_to_the_end_of_the_connection(tiny: Server, clip: Pa
 
 
 def test_a_connection_that_is_kept_serves_the_next_request(tiny: Server, clip: Path) -> None:
+    """STR-09"""
     with httpx.Client(timeout=300) as client:
         for _ in range(2):
             with clip.open("rb") as file:
@@ -208,6 +212,7 @@ def test_a_connection_that_is_kept_serves_the_next_request(tiny: Server, clip: P
 
 
 def test_twenty_clients_that_never_read_cost_nobody_else(tiny: Server, clip: Path) -> None:
+    """STR-09"""
     front = psutil.Process(tiny.process.pid)
     before = front.memory_info().rss
     connections = [connected(tiny, receive_buffer=1024) for _ in range(20)]

@@ -44,6 +44,7 @@ def test_curl_gets_the_text_of_the_packaged_sample(base: Server) -> None:
 @pytest.mark.skipif(shutil.which("curl") is None, reason="no curl on this machine")
 @pytest.mark.parametrize("response_format", FORMATS)
 def test_curl_gets_every_format(tiny: Server, recordings: Path, response_format: str) -> None:
+    """REQ-10"""
     answer = curl(
         f"{tiny.url}/v1/audio/transcriptions",
         "-F",
@@ -75,6 +76,8 @@ def test_the_openai_client_gets_the_text_from_the_default_model(base: Server, re
 
 @pytest.mark.shared
 def test_the_openai_client_gets_every_format(tiny: Server, recordings: Path) -> None:
+    """REQ-10"""
+
     def ask(response_format: str) -> object:
         with (recordings / "jfk.mp3").open("rb") as file:
             return client_of(tiny).audio.transcriptions.create(

@@ -54,6 +54,7 @@ def refusal(*pairs: tuple[str, str]) -> tuple[str, str | None]:
 
 @pytest.mark.parametrize("text", ["true", "1", "yes", "on", "True", "YES", " on "])
 def test_true_in_a_form(text: str) -> None:
+    """REQ-11"""
     assert form(("flag", text)).flag is True
 
 

@@ -33,6 +33,7 @@ def test_nothing_asked_is_the_protocols_defaults() -> None:
 
 @pytest.mark.parametrize("value", ["", "auto", "   ", "AUTO"])
 def test_language_may_be_left_to_detection(value: str) -> None:
+    """REQ-06"""
     assert form(("language", value)).language is None
 
 
@@ -65,6 +66,7 @@ def test_thresholds_can_be_off() -> None:
 
 
 def test_a_long_prompt_keeps_its_end() -> None:
+    """REQ-15"""
     prompt = form(("prompt", "x" * 100_000 + "end")).prompt
     assert prompt is not None
     assert (len(prompt), prompt[-4:]) == (32_768, "xend")
@@ -270,6 +272,7 @@ def test_what_is_not_there_yet_is_refused_and_never_ignored(name: str, value: st
     ],
 )
 def test_words_may_be_asked_for_where_there_is_room(pairs: list[tuple[str, str]]) -> None:
+    """REQ-08"""
     assert form(("timestamp_granularities[]", "segment"), ("timestamp_granularities[]", "word"), *pairs).decoding.words
 
 
@@ -302,6 +305,7 @@ def test_the_default_may_be_said_aloud(name: str, value: str) -> None:
 
 
 def test_every_field_may_be_null_alone_or_all_at_once() -> None:
+    """REQ-12"""
     names = requests.TranscriptRequest.__struct_fields__
     assert from_json(**dict.fromkeys(names)) == requests.TranscriptRequest()
     for name in names:

@@ -73,6 +73,7 @@ async def serving(route: Endless) -> AsyncIterator[int]:
 
 
 async def test_who_does_not_read_is_given_up_and_his_stream_does_not_pile_up() -> None:
+    """STR-09"""
     route = Endless(events=10_000)
     async with serving(route) as port:
         tracemalloc.start()
@@ -89,6 +90,7 @@ async def test_who_does_not_read_is_given_up_and_his_stream_does_not_pile_up() -
 
 
 async def test_an_old_client_s_connection_ends_after_the_last_event() -> None:
+    """STR-09"""
     route = Endless(events=3)
     async with serving(route) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -116,6 +118,7 @@ async def test_events_of_a_stream_that_can_be_resumed_have_ids_and_need_no_first
 
 
 async def test_a_kept_connection_s_body_ends_after_the_last_event() -> None:
+    """STR-09"""
     route = Endless(events=3)
     async with serving(route) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 20)

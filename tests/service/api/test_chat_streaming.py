@@ -66,12 +66,14 @@ def test_a_completion_s_chunks_are_openai_s(talk: Conversing) -> None:
 @pytest.mark.parametrize("path", ROUTES)
 @pytest.mark.parametrize("options", [None, {}, {"include_usage": False}, {"include_usage": None}])
 def test_usage_comes_to_nobody_who_did_not_ask(talk: Conversing, path: str, options: Any) -> None:
+    """STR-08"""
     body = {"messages": HI, "prompt": "Once", "stream": True, "stream_options": options}
     assert all("usage" not in chunk and chunk["choices"] for chunk in chunks(talk.post(path, body)))
 
 
 @pytest.mark.parametrize("path", ROUTES)
 def test_usage_comes_in_one_last_chunk_without_choices(talk: Conversing, path: str) -> None:
+    """STR-08"""
     body = {"messages": HI, "prompt": "Once", "stream": True, "stream_options": {"include_usage": True}}
     *said, last = chunks(talk.post(path, body))
     assert all(chunk["usage"] is None and len(chunk["choices"]) == 1 for chunk in said)
@@ -161,6 +163,7 @@ def test_several_prompts_share_a_stream(tmp_path: Path) -> None:
     "text", ["a\n\nb", "a\r\nb", "a\rb", "a\u2028b\u2029c\x85", "x" * 100_000, "data: [DONE]\n\n", "🐦‍⬛"]
 )
 def test_any_text_arrives_as_it_was_said_in_one_line_of_data(tmp_path: Path, text: str) -> None:
+    """STR-07"""
     script = (Started(9, 0), Delta(0, text), ChoiceEnded(0, "stop", 1), GENERATED)
     with conversing(tmp_path, script) as talk:
         reply = talk.chat(stream=True)
@@ -186,6 +189,7 @@ def test_streamed_and_collected_say_the_same(talk: Conversing) -> None:
     ],
 )
 def test_a_field_means_the_same_in_both_modes(talk: Conversing, fields: dict[str, Any]) -> None:
+    """REQ-11"""
     talk.chat(**fields)
     collected = talk.job
     talk.chat(**fields, stream=True)
@@ -194,6 +198,7 @@ def test_a_field_means_the_same_in_both_modes(talk: Conversing, fields: dict[str
 
 @pytest.mark.parametrize("fields", [{"temperature": 3}, {"messages": []}, {"n": 0}, {"tools": [{}]}, {"adapter": "x"}])
 def test_a_wrong_request_is_refused_the_same_in_both_modes(talk: Conversing, fields: dict[str, Any]) -> None:
+    """REQ-11"""
     collected, streamed = talk.chat(**fields), talk.chat(**fields, stream=True)
     assert (streamed.status, streamed.json) == (collected.status, collected.json)
     assert streamed.status in (400, 404)
@@ -236,6 +241,7 @@ def test_a_silent_stream_is_kept_awake_by_comments(tmp_path: Path) -> None:
 
 
 def test_a_client_that_leaves_in_mid_stream_cancels_it(tmp_path: Path) -> None:
+    """STR-01"""
     never = asyncio.Event()
 
     async def main() -> None:
@@ -272,6 +278,8 @@ def test_a_client_that_leaves_before_the_first_token_cancels_all_its_jobs(tmp_pa
 
 
 def test_a_client_that_does_not_read_is_given_up(tmp_path: Path) -> None:
+    """STR-09"""
+
     async def main() -> None:
         script = [Started(9, 0), *(Delta(0, "x" * 1000) for _ in range(1000)), ChoiceEnded(0, "stop", 1), GENERATED]
         with conversing(tmp_path, script, unread_s=0.1) as talk:

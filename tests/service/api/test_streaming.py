@@ -100,6 +100,7 @@ def test_headers_say_what_is_known_at_the_start(service: Scripted) -> None:
 
 @pytest.mark.parametrize("name", ["json", "verbose_json", "text", "srt", "vtt"])
 def test_done_is_the_collected_answer(service: Scripted, name: str) -> None:
+    """STR-03"""
     collected = service.post(("response_format", name))
     done = events(stream(service, ("response_format", name)))[-1].data
     assert done.pop("type") == "transcript.text.done"
@@ -110,6 +111,7 @@ def test_done_is_the_collected_answer(service: Scripted, name: str) -> None:
 
 
 def test_deltas_joined_are_the_text_however_blank_a_segment_is(tmp_path: Path) -> None:
+    """STR-03"""
     texts = ["  ", " And", "", " so \n", "   ", " on.", " "]
     with scripted(tmp_path, script=[*map(said, texts), HEARD]) as service:
         *deltas, done = events(stream(service))
@@ -159,6 +161,7 @@ def test_a_segment_is_told_as_soon_as_it_is_there(service: Scripted) -> None:
 
 @pytest.mark.parametrize("text", ["a\n\nb", "a\r\nb", "a\rb", "a\u2028b\u2029c\x85d", "\x0b\x0c\x1c", "ü" * 100_000])
 def test_no_text_can_break_a_line(tmp_path: Path, text: str) -> None:
+    """STR-07"""
     with scripted(tmp_path, script=[said(f" x{text}x"), HEARD]) as service:
         reply = stream(service)
     delta, done = events(reply)
@@ -203,6 +206,7 @@ def test_a_silent_stream_has_comments(tmp_path: Path) -> None:
 def test_a_wrong_request_is_refused_the_same_in_both_modes(
     tmp_path: Path, parts: list[tuple[str, str]], file: bytes | None
 ) -> None:
+    """REQ-11"""
     with scripted(tmp_path, llm_model="qwen") as service:
         collected, streamed = service.post(*parts, file=file), stream(service, *parts, file=file)
     assert (streamed.status, streamed.json) == (collected.status, collected.json)
@@ -251,6 +255,7 @@ def test_a_model_that_cannot_be_had_is_a_503_and_no_stream(service: Scripted) ->
     ],
 )
 def test_every_field_means_the_same_in_both_modes(service: Scripted, parts: list[tuple[str, str]]) -> None:
+    """REQ-11"""
     assert service.post(*parts).status == 200
     assert events(stream(service, *parts))[-1].name == "transcript.text.done"
     collected, streamed = service.whisper.jobs
@@ -260,6 +265,7 @@ def test_every_field_means_the_same_in_both_modes(service: Scripted, parts: list
 
 @pytest.mark.parametrize("value", ["false", "0", "no", ""])
 def test_a_stream_that_is_not_wanted_is_none(service: Scripted, value: str) -> None:
+    """REQ-11"""
     assert service.post(("stream", value)).headers["content-type"] == "application/json"
 
 
@@ -304,6 +310,8 @@ def test_a_refusal_that_comes_late_is_told_with_its_field(tmp_path: Path) -> Non
 
 
 def test_a_client_that_leaves_in_mid_stream_cancels_the_job(service: Scripted, quiet: pytest.LogCaptureFixture) -> None:
+    """STR-01"""
+
     async def main() -> None:
         service.whisper._script = {Transcribe: [SEGMENTS[0], asyncio.Event()]}
         for _ in range(20):

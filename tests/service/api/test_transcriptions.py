@@ -65,12 +65,14 @@ def test_json_is_the_default(service: Scripted) -> None:
     ],
 )
 def test_each_format_has_its_body_and_type(service: Scripted, name: str, content_type: str, start: str) -> None:
+    """REQ-10"""
     reply = service.post(("response_format", name))
     assert (reply.status, reply.headers["content-type"]) == (200, content_type)
     assert reply.text.startswith(start)
 
 
 def test_an_unknown_format_is_refused_with_those_there_are(service: Scripted) -> None:
+    """REQ-10"""
     reply = service.post(("response_format", "xml"))
     assert reply.error == (400, "invalid_value", "response_format")
     for name in ("json", "text", "srt", "verbose_json", "vtt"):
@@ -88,6 +90,7 @@ def test_headers_say_what_the_body_of_a_text_cannot(service: Scripted) -> None:
 
 @pytest.mark.parametrize("granularities", [[], [""], ["segment"]])
 def test_verbose_json_has_segments_without_being_asked(service: Scripted, granularities: list[str]) -> None:
+    """REQ-08"""
     fields = [("timestamp_granularities[]", each) for each in granularities]
     body = service.post(("response_format", "verbose_json"), *fields).json
     assert [segment["text"] for segment in body["segments"]] == [" And so my fellow Americans", " ask not."]
@@ -176,6 +179,7 @@ def test_a_chat_models_name_is_the_wrong_kind(tmp_path: Path) -> None:
     ],
 )
 def test_there_must_be_one_file(service: Scripted, parts: list[Any]) -> None:
+    """REQ-01"""
     reply = service.post(*parts, file=None)
     assert (reply.status, reply.json["error"]["param"]) == (400, "file")
     assert "one file part named `file`" in reply.json["error"]["message"]
@@ -203,6 +207,7 @@ def test_there_must_be_one_file(service: Scripted, parts: list[Any]) -> None:
     ],
 )
 def test_a_body_that_is_no_form_is_refused(service: Scripted, headers: dict[str, str], body: bytes) -> None:
+    """REQ-04"""
     reply = ask(service.app, "POST", URL, headers, body)
     assert reply.error == (400, "invalid_request", None)
     assert service.media.jobs == []
@@ -210,6 +215,7 @@ def test_a_body_that_is_no_form_is_refused(service: Scripted, headers: dict[str,
 
 @pytest.mark.parametrize("boundary", ['"XbX"', "XbX; charset=utf-8", "XbX ; x=y"])
 def test_the_boundary_may_be_quoted_or_have_company(service: Scripted, boundary: str) -> None:
+    """REQ-04"""
     headers = {"content-type": f"Multipart/Form-Data; boundary={boundary}"}
     assert ask(service.app, "POST", URL, headers, multipart([("file", WAV, "a.wav")])).status == 200
 
@@ -273,6 +279,7 @@ def test_an_empty_file_is_empty_audio(service: Scripted) -> None:
     ["application/x-www-form-urlencoded", "text/plain", "audio/wav", "application/octet-stream", "", "nonsense"],
 )
 def test_other_content_types_are_refused(service: Scripted, content_type: str) -> None:
+    """REQ-01"""
     reply = ask(service.app, "POST", URL, {"content-type": content_type}, b'{"file": "AAAA"}')
     assert reply.error == (415, "unsupported_media_type", None)
 
@@ -575,6 +582,7 @@ def test_no_samples_are_empty_audio(service: Scripted) -> None:
 
 
 def test_nothing_of_a_request_stays_for_the_next(service: Scripted) -> None:
+    """ISO-01"""
     service.post(("language", "de"), ("prompt", "A"), ("temperature", "0.7"), ("beam_size", "99"))
     service.post(("language", "de"), ("prompt", "A"), ("temperature", "0.7"))
     service.whisper.jobs.clear()
@@ -596,6 +604,8 @@ def quiet(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture
 def test_a_client_that_leaves_while_it_uploads_leaves_nothing(
     service: Scripted, quiet: pytest.LogCaptureFixture
 ) -> None:
+    """REQ-05"""
+
     async def main() -> None:
         for _ in range(50):
             async with opened(service.app, "POST", URL, {**FORM, "content-length": "20000000"}) as exchange:

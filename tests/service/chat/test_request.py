@@ -102,10 +102,12 @@ OPTIONAL = [
 
 @pytest.mark.parametrize("name", OPTIONAL)
 def test_null_is_as_good_as_absent(name: str) -> None:
+    """REQ-12"""
     assert chat(**{name: None}) == chat()
 
 
 def test_all_of_them_null_too() -> None:
+    """REQ-12"""
     assert chat(**dict.fromkeys(OPTIONAL)) == chat()
     nulls = dict.fromkeys([name for name in OPTIONAL if name in read_completion(PROSE)[0].__struct_fields__])
     assert len(nulls) > 20
@@ -141,6 +143,7 @@ def test_all_of_them_null_too() -> None:
 )
 @pytest.mark.parametrize(("read", "given"), BOTH, ids=["chat", "completion"])
 def test_a_wrong_value_is_refused_by_name(read: Any, given: dict[str, Any], name: str, value: Any) -> None:
+    """REQ-12, LLM-06"""
     if name == "max_completion_tokens" and read is read_completion:
         assert read({**given, name: value})[1] == [name]
         return
@@ -260,6 +263,7 @@ def test_the_message_says_the_value_and_what_is_allowed() -> None:
 
 @pytest.mark.parametrize("many", [10**9, 10**18, 1e9])
 def test_more_tokens_than_any_context_has_are_a_wish_like_any_other(many: Any) -> None:
+    """REQ-12"""
     assert (chat(max_tokens=many).generation.max_tokens or 0) >= 10**9
     msgspec.msgpack.encode(chat(max_tokens=many))
 
@@ -275,6 +279,7 @@ def test_max_completion_tokens_is_the_newer_name_and_wins() -> None:
     [("a", ("a",)), (["a", "b"], ("a", "b")), ("", ()), (["", "a"], ("a",)), ([], ()), (list("abcd"), tuple("abcd"))],
 )
 def test_stop_is_a_string_or_up_to_four(stop: Any, told: tuple[str, ...]) -> None:
+    """LLM-06"""
     assert chat(stop=stop).generation.stop == told
 
 
@@ -380,6 +385,7 @@ def test_a_role_is_told_as_it_is(role: str) -> None:
 
 
 def test_a_developer_speaks_as_the_system() -> None:
+    """LLM-01"""
     assert message(role="developer", content="x") == ChatMessage(role="system", content="x")
 
 
@@ -397,10 +403,12 @@ def test_an_answer_to_a_call_that_nobody_made_is_refused(before: list[Any]) -> N
 
 @pytest.mark.parametrize("content", [{}, {"content": None}, {"content": ""}, {"content": []}])
 def test_an_assistant_may_have_called_tools_and_said_nothing(content: dict[str, Any]) -> None:
+    """LLM-02"""
     assert message(role="assistant", tool_calls=[CALL], **content) == ChatMessage(role="assistant", tool_calls=(CALL,))
 
 
 def test_text_parts_are_joined() -> None:
+    """LLM-02"""
     parts = [{"type": "text", "text": "Hello, "}, {"type": "text", "text": "world"}]
     assert message(role="user", content=parts).content == "Hello, world"
     assert message(role="assistant", content=[{"type": "refusal", "refusal": "No."}]).content == "No."
@@ -419,6 +427,7 @@ def test_null_is_an_empty_content() -> None:
     ],
 )
 def test_a_part_that_is_no_text_is_refused(part: dict[str, Any]) -> None:
+    """LLM-02"""
     content = [{"type": "text", "text": "What is this?"}, part]
     assert wrong(messages=[{"role": "user", "content": content}]) == ("unsupported_content", "messages[0].content[1]")
 

@@ -146,6 +146,7 @@ def test_an_end_of_text_at_once_is_an_empty_answer(model: Any) -> None:
 
 
 def test_a_stop_string_ends_its_choice_and_is_named(model: Any, driver: Driver) -> None:
+    """LLM-06"""
     said = greedy(model, "Zebra", 12)
     stop = said[4]
     asked = driver.answer(complete("Zebra", stop=(stop,)))
