@@ -8,14 +8,13 @@ from typing import Any
 
 import pytest
 
+from benchmarks.fidelity import flip, reference
 from protocol.jobs import Generation
 from tests.workers.llm.toy import Driver, ToyLanguage, ToyPiece, ToyPrompt, ToyVoice, complete
 
 pytestmark = [pytest.mark.model, pytest.mark.filterwarnings("default:near tie")]
 
 TOKENS = 12
-NEAR_TIE = 0.01
-"""Logits closer than this may change places when they are summed in another order."""
 
 QUESTIONS = [
     "What is the capital of France?",
@@ -67,13 +66,7 @@ def prompts(llm: Any) -> list[tuple[int, ...]]:
 
 @pytest.fixture(scope="module")
 def theirs(stock_llm: Any, prompts: list[tuple[int, ...]]) -> list[list[int]]:
-    from mlx_lm import stream_generate
-
-    def answer(ids: Sequence[int]) -> list[int]:
-        answers = stream_generate(stock_llm.network, stock_llm.tokenizer, list(ids), max_tokens=TOKENS)
-        return [each.token for each in answers if each.token not in stock_llm.tokenizer.eos_token_ids]
-
-    return [answer(ids) for ids in prompts]
+    return [reference(stock_llm, ids, TOKENS)[0] for ids in prompts]
 
 
 @pytest.fixture
@@ -82,22 +75,13 @@ def driver(llm: Any) -> Driver:
     return Driver(llm.network, Ids(ends), vocabulary=llm.vocabulary, head=llm.head, cache_bytes=0)
 
 
-def flips(stock: Any, prompt: Sequence[int], ours: list[int], theirs: list[int]) -> list[str]:
+def parted(stock: Any, prompt: Sequence[int], ours: list[int], theirs: list[int]) -> list[str]:
     """What to say of an answer that parts from mlx-lm's: nothing where it does so at a near tie of its logits."""
-    import mlx.core as mx
-
-    if ours == theirs:
-        return []
-    place = next(at for at, (a, b) in enumerate(zip([*ours, -1], [*theirs, -1], strict=False)) if a != b)
-    logits = stock.network(mx.array([[*prompt, *theirs[:place]]]))[0, -1]
-    end = stock.tokenizer.eos_token_id
-    one, other = (each[place] if place < len(each) else end for each in (ours, theirs))
-    gap = abs(logits[one].item() - logits[other].item())
-    found = f"token {place}: {one} ({logits[one].item():.4f}) for {other} ({logits[other].item():.4f})"
-    if gap < NEAR_TIE:
+    found = flip(stock, prompt, ours, theirs)
+    if found is not None and found.near_tie:
         warnings.warn(f"near tie: {found}", stacklevel=2)
         return []
-    return [found]
+    return [] if found is None else [str(found)]
 
 
 def test_each_answer_alone_is_mlx_lms(
@@ -105,7 +89,7 @@ def test_each_answer_alone_is_mlx_lms(
 ) -> None:
     for ids, wanted in zip(prompts, theirs, strict=True):
         driver.answer(complete(ids, tokens=TOKENS))
-        assert flips(stock_llm, ids, driver.language.voices[ids].heard, wanted) == []
+        assert parted(stock_llm, ids, driver.language.voices[ids].heard, wanted) == []
 
 
 def test_eight_answers_together_are_mlx_lms(
@@ -115,19 +99,24 @@ def test_eight_answers_together_are_mlx_lms(
         driver.ask(complete(ids, tokens=TOKENS))
     driver.run()
     for ids, wanted in zip(prompts, theirs, strict=True):
-        assert flips(stock_llm, ids, driver.language.voices[ids].heard, wanted) == []
+        assert parted(stock_llm, ids, driver.language.voices[ids].heard, wanted) == []
 
 
-def test_a_seed_answers_the_same_alone_and_among_seven(driver: Driver, prompts: list[tuple[int, ...]]) -> None:
-    job = complete(prompts[1], tokens=TOKENS, temperature=0.8, top_p=0.9, seed=11)
+@pytest.mark.parametrize("fields", [{"temperature": 0.8, "top_p": 0.9}, {"temperature": 1.2}])
+def test_a_seed_answers_the_same_alone_and_among_seven(
+    driver: Driver, prompts: list[tuple[int, ...]], fields: dict[str, float]
+) -> None:
+    """Whoever is beside it, whenever it joins, and in pieces of whatever size its prompt is read."""
+    job = complete(prompts[1], tokens=20, seed=11, **fields)  # type: ignore[arg-type]
     driver.answer(job)
     alone = driver.language.voices[prompts[1]].heard
-    for ids in [*prompts[2:], prompts[0]]:
-        driver.ask(complete(ids, tokens=TOKENS, temperature=0.8))
-    driver.steps(3)
-    driver.ask(job)
-    driver.run()
-    assert driver.language.voices[prompts[1]].heard == alone
+    for before in (1, 3):
+        for ids in [*prompts[2:], prompts[0]]:
+            driver.ask(complete(ids, tokens=TOKENS, temperature=0.8))
+        driver.steps(before)
+        driver.ask(job)
+        driver.run()
+        assert driver.language.voices[prompts[1]].heard == alone
     assert len(alone) > 3
 
 
