@@ -14,7 +14,7 @@ from statistics import median
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import dictation
+from benchmarks import dictation, llm
 from benchmarks.audio import clips, crowd
 from benchmarks.front_end import resident_mib, seconds_to_listen
 from benchmarks.transcription import Timed, compare, peer, through_http, together
@@ -29,8 +29,13 @@ def main() -> None:
     if sys.argv[1:2] == ["--dictation"]:
         dictation.main(sys.argv[2:])
         return
+    if sys.argv[1:2] == ["--llm"]:
+        llm.main(sys.argv[2:])
+        return
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks", description=__doc__, epilog="`--dictation` as the first: live dictation instead"
+        prog="python -m benchmarks",
+        description=__doc__,
+        epilog="`--dictation` as the first: live dictation instead; `--llm`: the language model",
     )
     parser.add_argument("--rounds", type=int, default=5, help="counted runs of each (default: 5)")
     parser.add_argument("--model", default="whisper-base", help="a starter's name (default: whisper-base)")

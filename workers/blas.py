@@ -37,6 +37,9 @@ NEEDED = (
 )
 """Everything that libmlx.so takes from BLAS and LAPACK; a library that lacks one would be mixed with the reference."""
 
+SMALL_PRODUCT_CORES = ("skylakex", "cooperlake", "sapphirerapids")
+"""OpenBLAS's names of the processors for which it multiplies small float32 matrices without packing them first."""
+
 _INFO = ("openblas_get_config", "openblas_get_corename", "openblas_get_num_threads", "openblas_set_num_threads")
 _RENAMES = "r1"
 """Part of the cached file's name; to be changed with the lists above."""
@@ -94,6 +97,15 @@ def needed() -> bool:
 def compiler() -> str:
     """The C++ compiler with which MLX's CPU backend builds its fused kernels; empty: none, or none needed."""
     return (shutil.which("g++") or "") if needed() else ""
+
+
+def small_products() -> bool:
+    """Whether the BLAS that was loaded multiplies small matrices without packing them, as far as is known."""
+    find = getattr(ctypes.CDLL(None), "openblas_get_corename", None)
+    if find is None:
+        return True
+    find.restype = ctypes.c_char_p
+    return (find() or b"").decode("ascii", "replace").lower() in SMALL_PRODUCT_CORES
 
 
 def _set_threads(threads: int) -> None:

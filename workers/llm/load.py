@@ -18,6 +18,7 @@ from mlx_lm.utils import _tokenizer_defaults, get_total_parameters, load_model
 
 from protocol import events
 from protocol.errors import ModelNotConfigured
+from workers import blas
 from workers.heap import keep_memory
 from workers.llm import files
 from workers.llm.cpu.install import install
@@ -86,7 +87,8 @@ def load(
     except RuntimeError as error:
         raise ModelNotConfigured(f"{name}: its weights cannot be read; fetch them again") from error
     if cpu and tuned:
-        install(network, mx.new_stream(mx.cpu) if (threads or cores()) > 1 else None)
+        helper = mx.new_stream(mx.cpu) if (threads or cores()) > 1 else None
+        install(network, helper, small_products=blas.small_products())
         keep_memory()
     report(events.Loading(f"warming {name} up"))
     described = events.Model(
@@ -107,7 +109,10 @@ def _warm_up(network: Any, length: int) -> int:
     had. The width of the logits."""
     cache = make_prompt_cache(network)
     if length > 1:
-        mx.eval(network(mx.zeros((1, length), mx.int32), cache=cache)[:, -1])
+        # Without the table of all tokens where it is apart: the logits of a whole prompt are 100 MB.
+        body = getattr(network, "model", None) or network
+        body(mx.zeros((1, length), mx.int32), cache=cache)
+        mx.eval([layer.state for layer in cache])
     logits = network(mx.zeros((1, 1), mx.int32), cache=cache)
     mx.eval(logits)
     return int(logits.shape[-1])

@@ -6,6 +6,7 @@ Knows which of mlx-lm's classes have which shapes; knows no tokens.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -18,7 +19,7 @@ from mlx_lm.models import llama
 
 from workers.llm.cpu.kernels import LlamaKernels
 from workers.llm.cpu.layer import Layer, Shape, Split
-from workers.llm.cpu.matrix import FEW_ROWS, Matrix, joined
+from workers.llm.cpu.matrix import Matrix
 from workers.whisper.cpu.streams import split
 
 _TABLE_ROWS = 64
@@ -27,12 +28,12 @@ _LEAST = 1 << 16
 
 
 class CpuLinear(Module):
-    """mlx's Linear over chunks; takes its weight."""
+    """mlx's Linear over a Matrix; takes its weight."""
 
-    def __init__(self, linear: Any) -> None:
+    def __init__(self, linear: Any, small_products: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._matrix = Matrix(mx.contiguous(linear.weight))
         self._bias = linear.get("bias")
+        self._matrix = Matrix(mx.contiguous(linear.pop("weight")), small_products=small_products)
 
     def __call__(self, x: mx.array) -> mx.array:
         y = self._matrix(x.reshape(-1, x.shape[-1])).reshape(*x.shape[:-1], self._matrix.out)
@@ -47,34 +48,38 @@ class Shares:
 
 
 class Table(Module):
-    """The token table as mlx's Embedding, or as the Linear that makes logits; halves of it on two streams."""
+    """The token table as mlx's Embedding, or as the Linear that makes logits; shares of it on two streams."""
 
-    def __init__(self, weight: mx.array, streams: list[mx.Stream | None]) -> None:
+    def __init__(self, weight: mx.array, streams: list[mx.Stream | None], small_products: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._vocabulary = weight.shape[0]
-        rows = mx.pad(weight, [(0, -self._vocabulary % _TABLE_ROWS), (0, 0)])
-        mx.eval(rows)
-        shares = split(rows.shape[0] // _TABLE_ROWS, len(streams))
-        self._rows = rows
-        self._shares = Shares(
-            [
-                (stream, Matrix(rows[share.start * _TABLE_ROWS : share.stop * _TABLE_ROWS]))
-                for stream, share in zip(streams, shares, strict=True)
-            ]
-        )
+        count = -(-self._vocabulary // _TABLE_ROWS)
+        parts = []
+        for stream, share in zip(streams, split(count, len(streams)), strict=True):
+            rows = weight[share.start * _TABLE_ROWS : share.stop * _TABLE_ROWS]
+            rows = mx.contiguous(mx.pad(rows, [(0, -rows.shape[0] % _TABLE_ROWS), (0, 0)]))
+            mx.eval(rows)
+            parts.append((stream, Matrix(rows, small_products=small_products)))
+        self._shares = Shares(parts)
 
     def __call__(self, ids: mx.array) -> mx.array:
-        return self._rows[ids]
+        """(…,) -> (…, width)."""
+        found, start = None, 0
+        for _, share in self._shares.parts:
+            own = share.rows(mx.clip(ids - start, 0, share.out - 1))
+            found = own if found is None else mx.where((ids >= start)[..., None], own, found)
+            start += share.out
+        assert found is not None
+        return found
 
     def as_linear(self, x: mx.array) -> mx.array:
         """(…, width) -> (…, vocabulary)."""
         flat = x.reshape(-1, x.shape[-1])
-        few = flat.shape[0] <= FEW_ROWS
         parts = []
         for stream, share in self._shares.parts:
             with mx.stream(stream or mx.default_stream(mx.Device(mx.cpu))):
-                parts.append(share.chunks(flat) if few else share.many(flat))
-        logits = joined(mx.concatenate(parts)) if few else mx.concatenate(parts, axis=1)
+                parts.append(share(flat))
+        logits = mx.concatenate(parts, axis=1) if len(parts) > 1 else parts[0]
         return logits[:, : self._vocabulary].reshape(*x.shape[:-1], self._vocabulary)
 
 
@@ -97,30 +102,31 @@ class LastNorm(Module):
         return mx.fast.rms_norm(x.join() if isinstance(x, Split) else x, self.weight, self._eps)
 
 
-def install(network: Any, helper: mx.Stream | None) -> bool:
+def install(network: Any, helper: mx.Stream | None, *, small_products: bool) -> bool:
     """Replace what is known to fit; whether whole layers were. The network's weights are float32 and evaluated.
 
-    helper: a second stream of the calling thread, or None on one core.
+    helper: a second stream of the calling thread, or None on one core. small_products: as in matrix.py.
     """
     if not _is_llama(network):
-        network.update_modules(tree_map(_linear, network.leaf_modules(), is_leaf=Module.is_module))
+        tuned = partial(_linear, small_products=small_products)
+        network.update_modules(tree_map(tuned, network.leaf_modules(), is_leaf=Module.is_module))
         return False
     inner = network.model
     streams: list[mx.Stream | None] = [None] if helper is None else [None, helper]
-    shape = Shape(inner.layers[0], inner.norm.eps, LlamaKernels(), helper)
+    shape = Shape(inner.layers[0], inner.norm.eps, LlamaKernels(), helper, small_products)
     # One by one, so that old and new weights never stand side by side.
     for index, block in enumerate(inner.layers):
         inner.layers[index] = Layer(block, index, shape)
     inner.norm = LastNorm(inner.norm)
-    inner.embed_tokens = Table(inner.embed_tokens.weight, streams)
+    inner.embed_tokens = Table(inner.embed_tokens.pop("weight"), streams, small_products)
     if "lm_head" in network:
-        network.lm_head = Head(network.lm_head.weight, streams)
+        network.lm_head = Head(network.lm_head.pop("weight"), streams, small_products)
     return True
 
 
-def _linear(module: Any) -> Any:
+def _linear(module: Any, small_products: bool) -> Any:
     fits = type(module) is Linear and module.weight.dtype == mx.float32 and module.weight.size >= _LEAST
-    return CpuLinear(module) if fits and module.weight.shape[0] % 8 == 0 else module
+    return CpuLinear(module, small_products) if fits and module.weight.shape[0] % 8 == 0 else module
 
 
 def _is_llama(network: Any) -> bool:

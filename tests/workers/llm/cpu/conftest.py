@@ -64,14 +64,16 @@ def make_llama(fast_blas: Any) -> Make:
 
 @pytest.fixture
 def make_pair(make_llama: Make) -> Make:
-    """As make_llama, with `streams` 1 or 2 -> (stock, tuned)."""
+    """As make_llama, with `streams` 1 or 2, weights cut for small products or not -> (stock, tuned)."""
     import mlx.core as mx
 
     from workers.llm.cpu.install import install
 
-    def make(variant: str = "grouped", scale: float = 1.0, streams: int = 2) -> tuple[Any, Any]:
+    def make(
+        variant: str = "grouped", scale: float = 1.0, streams: int = 2, small_products: bool = True
+    ) -> tuple[Any, Any]:
         tuned = make_llama(variant, scale)
-        assert install(tuned, mx.new_stream(mx.cpu) if streams == 2 else None)
+        assert install(tuned, mx.new_stream(mx.cpu) if streams == 2 else None, small_products=small_products)
         return make_llama(variant, scale), tuned
 
     return make

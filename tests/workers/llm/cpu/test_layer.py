@@ -26,12 +26,15 @@ def difference(a: Any, b: Any) -> float:
     return float(np.abs(np.array(a) - np.array(b)).max())
 
 
+@pytest.mark.parametrize("small_products", [False, True])
 @pytest.mark.parametrize("streams", [1, 2])
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_a_prompt_in_pieces_and_steps_after_it(make_pair: Pair, variant: str, streams: int) -> None:
+def test_a_prompt_in_pieces_and_steps_after_it(
+    make_pair: Pair, variant: str, streams: int, small_products: bool
+) -> None:
     from mlx_lm.models.cache import make_prompt_cache
 
-    stock, tuned = make_pair(variant, streams=streams)
+    stock, tuned = make_pair(variant, streams=streams, small_products=small_products)
     ids = tokens(1, 400)
     caches = make_prompt_cache(stock), make_prompt_cache(tuned)
     at = 0
@@ -145,7 +148,8 @@ def test_the_cache_holds_what_mlx_lm_would_store(make_pair: Pair) -> None:
         assert difference(ours.keys_and_values()[1], theirs.keys_and_values()[1]) < 1e-4
 
 
-def test_no_weight_is_kept_twice(make_llama: Callable[..., Any]) -> None:
+@pytest.mark.parametrize("small_products", [False, True])
+def test_no_weight_is_kept_twice(make_llama: Callable[..., Any], small_products: bool) -> None:
     import gc
 
     import mlx.core as mx
@@ -156,13 +160,14 @@ def test_no_weight_is_kept_twice(make_llama: Callable[..., Any]) -> None:
     before = mx.get_active_memory()
     network = make_llama()
     held = mx.get_active_memory() - before
-    install(network, mx.new_stream(mx.cpu))
+    install(network, mx.new_stream(mx.cpu), small_products=small_products)
     gc.collect()
     tables = 2 * 2048 * 8 * 4  # cosine and sine of 2048 positions, once asked for
     assert mx.get_active_memory() - before < 1.02 * held + tables
 
 
-def test_other_architectures_get_chunked_linears(fast_blas: Any) -> None:
+@pytest.mark.parametrize("small_products", [False, True])
+def test_other_architectures_get_tuned_linears(fast_blas: Any, small_products: bool) -> None:
     import mlx.core as mx
     from mlx_lm.models import qwen2
 
@@ -183,7 +188,7 @@ def test_other_architectures_get_chunked_linears(fast_blas: Any) -> None:
     network = qwen2.Model(qwen2.ModelArgs.from_dict(sizes))
     mx.eval(network.parameters())
     expected = [np.array(network(tokens(1, length))) for length in (1, 30, 60)]
-    assert install(network, None) is False
+    assert install(network, None, small_products=small_products) is False
     assert type(network.layers[0].self_attn.q_proj) is CpuLinear
     for length, logits in zip((1, 30, 60), expected, strict=True):
         assert difference(network(tokens(1, length)), logits) < CLOSE
