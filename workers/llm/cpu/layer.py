@@ -15,8 +15,9 @@ from mlx_lm.models.base import scaled_dot_product_attention
 
 from workers.llm.cpu.attention import BLOCK, attend, bound, causal, largest
 from workers.llm.cpu.kernels import LlamaKernels, Norm, Turn
-from workers.llm.cpu.matrix import FEW_ROWS, Matrix, joined
+from workers.llm.cpu.matrix import FEW_ROWS, joined
 from workers.llm.cpu.rotation import Rotation
+from workers.llm.cpu.weights import Half, take
 from workers.whisper.cpu.kernels import LOG2E
 from workers.whisper.cpu.streams import split
 
@@ -84,25 +85,6 @@ class Shape:
         return [own] if self.helper is None else [own, self.helper]
 
 
-@dataclass(frozen=True)
-class Half:
-    """Some of the hidden units."""
-
-    gate_up: Matrix
-    """Two parts."""
-    down: Matrix
-
-
-@dataclass(frozen=True)
-class Weights:
-    """A layer's, with the norms' weights folded in. mlx's Module lists no such thing among its parameters."""
-
-    qkv: Matrix
-    """Rows: the first half of each head of queries and keys, their second halves, the values."""
-    out: Matrix
-    halves: list[Half]
-
-
 class Layer(Module):
     """Called as TransformerBlock is: (x, mask, cache) -> x. Takes the weights out of the block it is given."""
 
@@ -110,7 +92,7 @@ class Layer(Module):
         super().__init__()  # type: ignore[no-untyped-call]
         self.use_sliding = block.use_sliding
         self._index, self._shape = index, shape
-        self._weights = _take(block, shape)
+        self._weights = take(block, shape.head_size, 1 if shape.helper is None else 2, shape.small_products)
 
     def __call__(self, x: Any, mask: Any = None, cache: Any = None) -> Any:
         shape = self._shape
@@ -128,8 +110,12 @@ class Layer(Module):
         rows, length, width = x.shape
         flat = x.reshape(rows * length, width)
         here = shape.current or self._begin(rows, length, cache)
-        y = self._weights.qkv(kernels.rms(flat, shape.norm))
-        queries, keys, values = _turned(shape, y, here.turns[0], rows, length)
+        normed, weights = kernels.rms(flat, shape.norm), self._weights
+        first, value = weights.first(normed), weights.value(normed)
+        # Products that need no packing are over before another stream has woken up.
+        with mx.stream(shape.streams()[0 if shape.small_products else -1]):
+            second = weights.second(normed)
+        queries, keys, values = _turned(shape, first, second, value, here.turns[0], rows)
         if cache is not None:
             keys, values = cache.update_and_fetch(keys, values)
         if hasattr(cache, "bits"):
@@ -169,8 +155,9 @@ class Layer(Module):
         projected = []
         for stream, part, turn in zip(streams, x.parts, here.turns, strict=True):
             with mx.stream(stream):
-                y = self._weights.qkv.many(kernels.rms(part, shape.norm))
-                projected.append(_turned(shape, y, turn, 1, part.shape[0]))
+                normed, weights = kernels.rms(part, shape.norm), self._weights
+                first, second = weights.first.many(normed), weights.second.many(normed)
+                projected.append(_turned(shape, first, second, weights.value.many(normed), turn, 1))
         keys = _in_order([k[0] for _, k, _ in projected], x.blocks)
         values = _in_order([v[0] for _, _, v in projected], x.blocks)
         keys, values = keys[None], values[None]
@@ -226,49 +213,15 @@ def _hidden(half: Half, normed: mx.array, kernels: LlamaKernels) -> mx.array:
     return joined(kernels.swiglu(both[:middle], both[middle:]))
 
 
-def _take(block: Any, shape: Shape) -> Weights:
-    """The weights of a block, copied into their new order and cut; the block is emptied on the way."""
-    own, norm = block.self_attn, block.input_layernorm.weight
-    qk = mx.concatenate([own.q_proj.weight, own.k_proj.weight])
-    halves = qk.reshape(-1, 2, shape.head_size // 2, shape.width).swapaxes(0, 1).reshape(qk.shape)
-    qkv = mx.contiguous(mx.concatenate([halves, own.v_proj.weight]) * norm)
-    out = mx.contiguous(own.o_proj.weight)
-    weights = Weights(
-        Matrix(qkv, small_products=shape.small_products),
-        Matrix(out, small_products=shape.small_products),
-        _mlp(block, shape),
-    )
-    for linear in (own.q_proj, own.k_proj, own.v_proj, own.o_proj):
-        linear.pop("weight")
-    return weights
-
-
-def _mlp(block: Any, shape: Shape) -> list[Half]:
-    own, norm = block.mlp, block.post_attention_layernorm.weight
-    gate, up, down = (linear.pop("weight") for linear in (own.gate_proj, own.up_proj, own.down_proj))
-    halves = []
-    for units in split(gate.shape[0] // 64, 1 if shape.helper is None else 2):
-        share = slice(units.start * 64, units.stop * 64)
-        both = mx.concatenate([gate[share] * norm, up[share] * norm])
-        own_down = mx.contiguous(down[:, share])
-        mx.eval(both, own_down)
-        halves.append(
-            Half(
-                Matrix(both, small_products=shape.small_products, parts=2),
-                Matrix(own_down, small_products=shape.small_products),
-            )
-        )
-    return halves
-
-
-def _turned(shape: Shape, y: mx.array, turn: Turn, rows: int, length: int) -> tuple[mx.array, mx.array, mx.array]:
-    """The projections (rows * length, out) -> queries, keys, values (rows, heads, length, head size), the first two
+def _turned(
+    shape: Shape, first: mx.array, second: mx.array, value: mx.array, turn: Turn, rows: int
+) -> tuple[mx.array, mx.array, mx.array]:
+    """The projections (rows * length, …) -> queries, keys, values (rows, heads, length, head size), the first two
     turned."""
-    half = (shape.heads + shape.key_heads) * shape.head_size // 2
-    first, second = shape.kernels.rotate(mx.contiguous(y[:, :half]), mx.contiguous(y[:, half : 2 * half]), turn)
-    parts = [part.reshape(rows, length, -1, shape.head_size // 2).swapaxes(1, 2) for part in (first, second)]
-    turned = mx.concatenate(parts, axis=-1)
-    values = y[:, 2 * half :].reshape(rows, length, shape.key_heads, shape.head_size).swapaxes(1, 2)
+    halves = shape.kernels.rotate(first, second, turn)
+    shaped = [half.reshape(rows, -1, half.shape[-1] * 2 // shape.head_size, shape.head_size // 2) for half in halves]
+    turned = mx.concatenate([half.swapaxes(1, 2) for half in shaped], axis=-1)
+    values = value.reshape(rows, -1, shape.key_heads, shape.head_size).swapaxes(1, 2)
     return turned[:, : shape.heads], turned[:, shape.heads :], values
 
 
