@@ -419,7 +419,6 @@ def test_json_that_is_wrong_is_refused(service: Scripted, members: Any, code: st
         b"\xff\xfe",
         b'{"file": 1e999}',
         b"[" * 100_000,
-        b'{"p":"\\ud800"}',
     ],
 )
 def test_what_is_no_json_object_is_refused(service: Scripted, body: bytes) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from itertools import pairwise
+from statistics import median
 from typing import Any
 
 import pytest
@@ -57,6 +60,32 @@ async def test_text_and_times_do_not_depend_on_the_chunks(store: Store, samples:
             outcomes.append((await made.session.finish()).segments)
     assert outcomes[0] == outcomes[1]
     assert len(outcomes[0]) == 5
+
+
+async def test_the_text_only_ever_grows_and_no_word_of_it_comes_twice(stored: Stored) -> None:
+    seen = [""]
+    words = list(range(1, 21))
+    async with dictation(stored) as made:
+        for word in words:
+            await made.say(spoken(word, 0.8))
+            seen.append(made.session.text)
+        transcript = await made.session.finish()
+    assert transcript.text == text(*words)
+    assert all(later.startswith(earlier) for earlier, later in pairwise([*seen, transcript.text]))
+    assert len(set(seen)) > 10
+
+
+async def test_the_chunk_after_five_minutes_costs_what_the_first_one_did(stored: Stored) -> None:
+    spent: list[float] = []
+    async with dictation(stored, live=FakeWorker("live", {Follow: [asyncio.Event()]})) as made:
+        for piece in [bytes(3200)] * 3000:
+            began = time.perf_counter()
+            await made.session.add(None, Chunk(S16, piece))
+            spent.append(time.perf_counter() - began)
+    assert stored.samples == 300 * 16_000
+    assert len(stored.runs()) == 1
+    # Medians: what else the machine does comes and goes.
+    assert median(spent[-500:]) < 3 * median(spent[:500])
 
 
 async def test_times_are_the_recording_s(stored: Stored) -> None:
