@@ -81,10 +81,10 @@ class Mixer:
             common = samples[:, 0] if self._equal else samples[: differing[0], 0]
             self._alike.append(common)
             self._alike_samples += len(common)
-        if not self._alike or self._alike_samples < 2 * BLOCK:
+        if self._equal and self._alike_samples < 2 * BLOCK:
             return _NOTHING
-        given, self._alike = np.concatenate(self._alike), []
-        return given
+        given, self._alike = self._alike, []
+        return np.concatenate(given) if given and self._alike_samples >= 2 * BLOCK else _NOTHING
 
     def _behind(self, mixed: Floats) -> Floats:
         """Those of the mixed samples that were not given out before."""

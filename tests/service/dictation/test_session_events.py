@@ -10,7 +10,18 @@ import pytest
 
 from protocol.errors import InternalError
 from protocol.jobs import Decoding, Guess, Transcribe
+from service.dictation import records
 from service.dictation.chunk import Chunk
+from service.dictation.records import (
+    Answered,
+    Began,
+    Committed,
+    Finished,
+    Finishing,
+    Listened,
+    Record,
+    Spoke,
+)
 from service.dictation.store import Store, Stored
 from service.transcripts import FORMATS
 from tests.dictated import S16, pen, spoken, text
@@ -202,3 +213,21 @@ async def newest(made: Any, after: Mapping[str, Any]) -> Mapping[str, Any]:
 async def limited(events: Any, count: int) -> Any:
     for _ in range(count):
         yield await anext(events)
+
+
+async def test_no_reader_has_an_event_that_the_next_power_cut_could_take_back(
+    stored: Stored, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[tuple[Record, bool]] = []
+    tell = stored.tell
+
+    async def noted(record: bytes, *, sync: bool) -> None:
+        told.append((records.decode(record), sync))
+        await tell(record, sync=sync)
+
+    monkeypatch.setattr(stored, "tell", noted)
+    async with dictation(stored) as made:
+        await made.say(TALK)
+        await made.session.finish()
+    assert {type(record) for record, sync in told if not sync} <= {Listened, Answered}
+    assert {type(record) for record, sync in told if sync} == {Began, Spoke, Committed, Finishing, Finished}
