@@ -94,7 +94,7 @@ def language(loaded: Any) -> Any:
             self.voices[prompt.ids] = Noted(super().voice(generation, prompt))
             return self.voices[prompt.ids]
 
-    made = Noting(loaded.tokenizer, loaded.model.context_window, trace_text=False)
+    made = Noting(loaded.tokenizer, loaded.model.context_window, vocabulary=loaded.vocabulary, trace_text=False)
     made.voices = {}
     return made
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -51,6 +51,10 @@ class Usage:
     cached: int = 0
     completion: int = 0
     reasoning: int = 0
+    grammar: Literal["enforced", "hint"] | None = None
+    """What became of the shape that was asked for."""
+    forced: int = 0
+    guessed: int = 0
     spent: Spent = field(default_factory=Spent)
     """Of the slowest job, phase by phase."""
 
@@ -63,6 +67,9 @@ class Usage:
             prompt=self.prompt + event.prompt_tokens,
             cached=self.cached + event.cached_tokens,
             completion=self.completion + event.completion_tokens,
+            grammar="hint" if "hint" in (self.grammar, event.grammar) else self.grammar or event.grammar,
+            forced=self.forced + event.forced_tokens,
+            guessed=self.guessed + event.guessed_tokens,
             spent=Spent(*(max(getattr(self.spent, name), getattr(event.spent, name)) for name in names)),
         )
 
@@ -84,7 +91,9 @@ class Usage:
         """The value of the key `starling`. Times are in milliseconds."""
         spent = {name: round(getattr(self.spent, name), 3) for name in Spent.__struct_fields__}
         timings = {**spent, "total": round(total_s * 1000, 3)}
-        return {"model": model, "cached_tokens": self.cached, "timings": timings}
+        shaped = {} if self.grammar is None else {"grammar": self.grammar, "forced_tokens": self.forced}
+        guessed = {"guessed_tokens": self.guessed} if self.guessed else {}
+        return {"model": model, "cached_tokens": self.cached, **shaped, **guessed, "timings": timings}
 
 
 class Collected:

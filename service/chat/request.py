@@ -16,6 +16,7 @@ from protocol.jobs import Chat, Complete, Generation, Sampling
 from service import forms
 from service.chat import typed
 from service.chat.messages import Message, told
+from service.chat.shapes import Shaped
 from service.chat.tools import Choice, GivenTools, chosen
 
 T = TypeVar("T", bound=Sampling)
@@ -49,12 +50,7 @@ class StreamOptions(msgspec.Struct, frozen=True):
     """Without effect: nobody between us and the client measures its tokens."""
 
 
-class ResponseFormat(msgspec.Struct, frozen=True):
-    type: Literal["text", "json_object", "json_schema"]
-    json_schema: Any = None
-
-
-class Asked(Sampling, frozen=True, kw_only=True):
+class Asked(Shaped, frozen=True, kw_only=True):
     """What both requests have. What Sampling has, it has under the same names and limits."""
 
     model: str = ""
@@ -69,12 +65,6 @@ class Asked(Sampling, frozen=True, kw_only=True):
     adapter: str = ""
     session_id: Pin = ""
     prompt_cache_key: Pin = ""
-    response_format: ResponseFormat | None = None
-    guided_grammar: Any = None
-    guided_regex: Any = None
-    guided_choice: Any = None
-    guided_json: Any = None
-    structured_outputs: Any = None
 
     @property
     def usage_wanted(self) -> bool:
@@ -95,6 +85,7 @@ class Asked(Sampling, frozen=True, kw_only=True):
             client=client,
             pin=self.session_id or self.prompt_cache_key or None,
             trace=trace,
+            shape=self.shape(),
         )
 
 
@@ -202,7 +193,6 @@ def check_chat(request: ChatRequest) -> None:
         raise UnsupportedValue(f"{param} is not supported any more: use {instead}", param=param)
     if request.audio is not None or "audio" in request.modalities:
         raise UnsupportedValue("answers in audio are not supported", param="modalities")
-    _check_supported(request)
 
 
 def read_completion(members: Mapping[str, Any]) -> tuple[CompletionRequest, list[str]]:
@@ -222,7 +212,6 @@ def read_completion(members: Mapping[str, Any]) -> tuple[CompletionRequest, list
         raise UnsupportedValue("suffix is not supported: no text can be filled in before it", param="suffix")
     if request.echo and request.logprobs is not None:
         raise UnsupportedValue("logprobs of an echoed prompt are not supported", param="logprobs")
-    _check_supported(request)
     return request, ignored
 
 
@@ -251,20 +240,9 @@ def _biases(biases: Mapping[str, Any]) -> list[tuple[int, float]]:
 
 
 def _check(request: Asked) -> None:
-    """The rules between fields that both requests have. Raises InvalidValue or UnknownAdapter."""
+    """The rules between fields that both requests have. Raises InvalidValue, MissingField or UnknownAdapter."""
+    request.shape()
     if request.stream_options is not None and not request.stream:
         raise InvalidValue("stream_options can only be given with stream=true", param="stream_options")
     if request.adapter not in ("", "none"):
         raise UnknownAdapter(f"there is no adapter {request.adapter[:100]!r} here", param="adapter")
-
-
-def _check_supported(request: Asked) -> None:
-    if request.response_format is not None and request.response_format.type != "text":
-        raise _not_yet(f"response_format {request.response_format.type}", "response_format")
-    for name in ("guided_grammar", "guided_regex", "guided_choice", "guided_json", "structured_outputs"):
-        if getattr(request, name) is not None:
-            raise _not_yet(name)
-
-
-def _not_yet(what: str, param: str | None = None) -> UnsupportedValue:
-    return UnsupportedValue(f"{what} is not yet supported", param=param or what)

@@ -14,7 +14,8 @@ from msgspec import Meta
 from protocol.errors import InvalidRequest, MissingField, UnsupportedValue
 from protocol.jobs import Chat, Sampling
 from service import forms
-from service.chat.request import ChatRequest, Pin, ResponseFormat, check_chat, decoded
+from service.chat.request import ChatRequest, Pin, check_chat, decoded
+from service.chat.shapes import JsonSchema, ResponseFormat
 from service.chat.tools import MOST_TOOLS, Choice, Chosen, GivenFunction, GivenTool, Name, NamedFunction
 from service.messages.blocks import Texts, Turn, conversation
 
@@ -192,4 +193,4 @@ def _choice(choice: ToolChoice | None) -> Choice:
 
 
 def _format(given: OutputFormat | None) -> ResponseFormat | None:
-    return ResponseFormat("json_schema", {"name": "answer", "schema": given.schema}) if given else None
+    return ResponseFormat("json_schema", JsonSchema(name="answer", schema=given.schema)) if given else None

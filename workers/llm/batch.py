@@ -16,6 +16,7 @@ import numpy.typing as npt
 from mlx_lm.models.cache import BatchKVCache, KVCache
 
 from workers.llm.cache import Layers, trimmable, view
+from workers.llm.gaps import GappedKVCache, Gaps, close, settle
 
 R = TypeVar("R")
 Head = Callable[[mx.array], mx.array]
@@ -69,10 +70,14 @@ def _host(logits: mx.array) -> Floats:
 class Batch(Generic[R]):
     """Rows with one set of caches. Never empty while it is in use."""
 
-    def __init__(self, network: Any) -> None:
+    def __init__(self, network: Any, head: Head | None = None) -> None:
         self._network = network
+        self._head = head
         self._layers: Layers = []
         self._merged = False
+        self._gaps = Gaps()
+        self._span = 0
+        """Columns of the step that is not settled yet."""
         self.rows: list[R] = []
         self._lengths: list[int] = []
 
@@ -99,6 +104,7 @@ class Batch(Generic[R]):
 
     def join(self, rows: Sequence[R], layers: Sequence[Layers], length: int) -> None:
         """Rows that have `length` tokens in their caches, which the caller gives up."""
+        self._close()
         if self.rows or len(rows) > 1:
             alone = [] if self._merged or not self.rows else [self._layers]
             news = [each[0].merge(list(each)) for each in zip(*alone, *layers, strict=True)]
@@ -106,8 +112,10 @@ class Batch(Generic[R]):
                 for ours, new in zip(self._layers, news, strict=True):
                     ours.extend(new)
             else:
-                self._layers = news
-                for layer in news:
+                self._layers = [
+                    GappedKVCache(layer, self._gaps) if type(layer) is BatchKVCache else layer for layer in news
+                ]
+                for layer in self._layers:
                     if isinstance(layer, BatchKVCache):
                         layer.step = GROWTH
             self._merged = True
@@ -116,15 +124,68 @@ class Batch(Generic[R]):
         self.rows.extend(rows)
         self._lengths.extend([length] * len(rows))
 
-    def step(self, tokens: Sequence[int]) -> Floats:
-        """Feed one token to each row, in the order of `rows`. Logits (rows, vocabulary)."""
-        logits = self._network(mx.array(list(tokens), mx.int32)[:, None], cache=self._layers)
-        found = _host(logits[:, -1])
-        self._lengths = [length + 1 for length in self._lengths]
-        return found
+    @property
+    def uneven(self) -> bool:
+        """Whether rows can take spans of unequal length."""
+        return len(self.rows) == 1 or all(isinstance(layer, GappedKVCache) for layer in self._layers)
+
+    @property
+    def forgets(self) -> bool:
+        """Whether rows can take back tokens of the last step."""
+        return self.uneven if self._merged else trimmable(self._layers)
+
+    def step(self, spans: Sequence[Sequence[int]], wanted: Sequence[int]) -> list[Floats]:
+        """Feed each row its span, in the order of `rows`; `settle` must follow.
+
+        For each row the logits (wanted, vocabulary) after the last so many tokens of its span.
+        """
+        self._span = max(len(span) for span in spans)
+        ids = mx.array([[*span, *[0] * (self._span - len(span))] for span in spans], mx.int32)
+        if self._span == 1:
+            logits = _host(self._network(ids, cache=self._layers)[:, -1])
+            return [logits[row : row + count] for row, count in enumerate(wanted)]
+        places = [
+            row * self._span + len(span) - count + each
+            for row, (span, count) in enumerate(zip(spans, wanted, strict=True))
+            for each in range(count)
+        ]
+        found = self._at(ids, places)
+        ends = np.cumsum(wanted)
+        return [found[end - count : end] for end, count in zip(ends, wanted, strict=True)]
+
+    def _at(self, ids: mx.array, places: list[int]) -> Floats:
+        """The logits (places, vocabulary) at some of all rows' positions, counted row by row."""
+        body = getattr(self._network, "model", None)
+        if self._head is None or body is None:
+            logits = self._network(ids, cache=self._layers)
+            return _host(logits.reshape(-1, logits.shape[-1])[mx.array(places)]) if places else self._only_caches()
+        hidden = body(ids, cache=self._layers)
+        if not places:
+            return self._only_caches()
+        return _host(self._head(hidden.reshape(1, -1, hidden.shape[-1])[:, mx.array(places)])[0])
+
+    def _only_caches(self) -> Floats:
+        """Nobody asked for logits."""
+        mx.eval([layer.state for layer in self._layers])
+        return np.zeros((0, 1), np.float32)
+
+    def settle(self, kept: Sequence[int]) -> None:
+        """Of each row's last span the first so many tokens stay, at least one; the others it never had."""
+        if self._merged and isinstance(self._layers[0], GappedKVCache):
+            settle(self._layers, self._gaps, self._lengths, self._span, kept)
+        elif kept[0] < self._span:
+            for layer in self._layers:
+                layer.trim(self._span - kept[0])
+        self._lengths = [length + each for length, each in zip(self._lengths, kept, strict=True)]
+        if self._gaps.wasted:
+            self._close()
+
+    def _close(self) -> None:
+        close(self._layers, self._gaps)
 
     def prefix(self, row: R, length: int) -> Layers | None:
         """A copy of what a row holds of its first `length` tokens; None where its caches cannot be cut."""
+        self._close()
         place = self.rows.index(row)
         if not self._merged:
             return copied(self._layers, length, self._lengths[place])
@@ -140,6 +201,7 @@ class Batch(Generic[R]):
 
     def leave(self, gone: Sequence[R], *, keep: bool) -> list[tuple[R, Layers]]:
         """Rows go; their caches with them where `keep` says so."""
+        self._close()
         places = [self.rows.index(row) for row in gone]
         kept: list[tuple[R, Layers]] = []
         if keep and self._merged:

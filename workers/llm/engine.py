@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from protocol.errors import Failure, InternalError, WrongModelKind
+from protocol.errors import Failure, InternalError, UnsupportedSchema, WrongModelKind
 from protocol.events import Loading, Ready
 from protocol.jobs import Chat, Complete, CountTokens, Heard, Job
 from protocol.settings import LlmSettings
@@ -26,16 +26,21 @@ from workers.llm.reading import Reading
 from workers.llm.rendering import Counting, rendered
 from workers.llm.running import Row, Running
 from workers.llm.sampling import refuse, resolve
+from workers.llm.spans import Wanted
 from workers.loop import Emit, failed
 
 if TYPE_CHECKING:
+    from workers.llm.grammar import Asked
     from workers.llm.language import Language
+    from workers.llm.prompt import Prompt
     from workers.llm.seats import Beginnings, Seats
 
 CAPACITY = 64
 """Jobs at once. One that waits costs its prompt; one with a row costs its keys and values too."""
 ROWS_MEMORY = 4
 """One part in so many of the machine's memory is for the keys and values of rows."""
+COMPILE_S = 0.005
+"""Seconds of a step that has nothing to do but to wait for a grammar: it may be cancelled in between."""
 RENDER_S = 0.02
 """Seconds of a step in which prompts may be rendered; one always is."""
 _log = logging.getLogger(__name__)
@@ -55,6 +60,8 @@ class Counts:
     """Tokens of prompts that went through the network."""
     fed: int = 0
     """Tokens of answers that did."""
+    guessed: int = 0
+    """Of these, tokens that were guessed."""
 
 
 class LlmEngine:
@@ -74,19 +81,23 @@ class LlmEngine:
         max_rows: int = 16,
         memory_bytes: int = 1 << 40,
         trace: bool = False,
+        guessing: bool = True,
     ) -> None:
-        """vocabulary: width of the logits. max_rows: choices that decode at once. trace: every job.
+        """vocabulary: width of the logits. max_rows: choices that decode at once. trace: every job. guessing: where it
+        pays, what an answer repeats is guessed.
 
         memory_bytes: of rows' keys and values, beyond which further prompts wait.
         """
         self._seats = seats
         self._beginnings = beginnings
-        self._language = language
+        self.language = language
         self._ready = ready
-        self._vocabulary = vocabulary
+        self.vocabulary = vocabulary
         self._defaults = defaults or Defaults()
         self._max_rows = max_rows
         self._trace = trace
+        self.guessing = guessing
+        """What an answer repeats is guessed, where it pays."""
         self._jobs: list[Running] = []
         self._counting: list[Counting] = []
         self._shares = Shares()
@@ -110,7 +121,7 @@ class LlmEngine:
             return counting
         if not isinstance(job, Chat | Complete):
             raise WrongModelKind("this worker runs a language model and does nothing else")
-        refuse(job.generation.sampling, self._vocabulary)
+        refuse(job.generation.sampling, self.vocabulary)
         running = Running(job, emit)
         self._jobs.append(running)
         self._shares.enter(running.client)
@@ -138,6 +149,7 @@ class LlmEngine:
     def step(self) -> None:
         self._counts.steps += 1
         self._render()
+        self._compile()
         self._decode()
         self._start()
         self._read()
@@ -147,36 +159,87 @@ class LlmEngine:
     def _render(self) -> None:
         """Prompts become ids, in the order of arrival."""
         if self._counting:
-            self._counting.pop(0).answer(self._language, self._history)
+            self._counting.pop(0).answer(self.language, self._history)
         begun = time.perf_counter()
         for running in [job for job in self._jobs if job.prompt is None]:
             with self._alone(running):
                 self._prepare(running)
-                self._reading.add(running)
             if time.perf_counter() - begun > RENDER_S:
                 return
 
     def _prepare(self, running: Running) -> None:
+        prompt = self._take(running)
+        shape = prompt.shape or running.job.generation.shape
+        if shape is None:
+            self._reading.add(running)
+        else:
+            running.asked = self.language.shape(shape)
+
+    def _take(self, running: Running) -> Prompt:
+        """Its prompt as ids."""
         begun = time.perf_counter()
-        prompt, ids = rendered(running.job, self._language, self._history)
-        running.take(prompt, ids, self._language.room(prompt, len(ids), running.job.generation.max_tokens))
-        running.clock.template = 1e3 * (time.perf_counter() - begun)
+        prompt, ids = rendered(running.job, self.language, self._history)
+        running.take(prompt, ids, self.language.room(prompt, len(ids), running.job.generation.max_tokens))
+        running.clock.template += 1e3 * (time.perf_counter() - begun)
+        return prompt
+
+    def _compile(self) -> None:
+        """Prompts whose answers have a shape are read once that can be enforced, or is known not to be."""
+        waiting = [job for job in self._jobs if job.asked is not None]
+        if waiting and len(waiting) == len(self._jobs):
+            assert waiting[0].asked is not None
+            waiting[0].asked.wait(COMPILE_S)
+        for running in waiting:
+            assert running.asked is not None
+            if running.asked.done:
+                with self._alone(running):
+                    self._shaped(running, running.asked)
+
+    def _shaped(self, running: Running, asked: Asked) -> None:
+        running.asked = None
+        shape = asked.shape
+        try:
+            running.grammar = asked.grammar()
+            running.kept_shape = "enforced"
+        except UnsupportedSchema:
+            if not shape.hint:
+                raise
+            running.job = self.language.hinted(running.job, shape)
+            running.kept_shape = "hint"
+            self._take(running)
+        finally:
+            asked.leave()
+        self._reading.add(running)
 
     def _decode(self) -> None:
-        """One token for every row."""
+        """Every row goes on: by a token, by those that its shape forces, by what was guessed right."""
         rows = self._seats.rows
         if not rows:
             return
         begun = time.perf_counter()
-        answers = self._seats.step({id(row): row.ids[-1] for row in rows})
-        self._counts.fed += len(answers)
+        answers = self._seats.step({id(row): self._wanted(row) for row in rows})
         each = (time.perf_counter() - begun) / len(answers)
-        for row, logits in answers:
+        kept: dict[int, int] = {}
+        failed_jobs: list[tuple[Running, Exception]] = []
+        for row, span, logits, tried, price in answers:
             self._shares.charge(row.running.client, each)
-            if row in row.running.rows:
-                with self._alone(row.running):
-                    row.advance(logits)
-        self._end([row for row, _ in answers if row.over])
+            try:
+                kept[id(row)] = row.hear(span, logits, tried, price)
+            except Exception as error:
+                # Its caches are of no use, but the others' are settled with them.
+                kept[id(row)] = len(span)
+                failed_jobs.append((row.running, error))
+        self._counts.fed += sum(kept.values())
+        self._seats.settle(kept)
+        for running, met in failed_jobs:
+            if running in self._jobs:
+                with self._alone(running):
+                    raise met
+        self._end([row for row, *_ in answers if row.over])
+
+    def _wanted(self, row: Row) -> Wanted:
+        guessed, hope = row.guess() if self.guessing and self._seats.guesses(row) else ([], 0.0)
+        return Wanted(row.known, row.ahead, guessed, hope)
 
     def _start(self) -> None:
         """Choices whose prompt is read get their first token and a seat, as far as there is room."""
@@ -191,9 +254,9 @@ class LlmEngine:
         assert running.logits is not None and running.layers is not None
         settled = resolve(running.job.generation.sampling, self._defaults)
         chosen, running.to_start = running.to_start[:free], running.to_start[free:]
-        rows = [Row(running, choice, settled, self._language) for choice in chosen]
+        rows = [Row(running, choice, settled, self.language) for choice in chosen]
         for row in rows:
-            row.advance(running.logits)
+            row.begin(running.logits)
         layers, last = running.layers, not running.to_start
         if last:
             running.logits = running.layers = None
@@ -232,7 +295,7 @@ class LlmEngine:
                 if running.over and running in self._jobs:
                     spent = running.clock.spent()
                     if self._trace or running.job.generation.trace:
-                        self._language.trace(spent, len(running.ids), running.cached, row.voice)
+                        self.language.trace(spent, len(running.ids), running.cached, row.voice)
                     self._part(running)
                     running.finish(spent)
 
@@ -240,12 +303,14 @@ class LlmEngine:
         prompt = row.running.prompt
         if prompt is not None and prompt.text is not None:
             ids = [*row.running.ids.tolist(), *row.text_ids]
-            self._history.remember(self._language.decode(ids), ids)
+            self._history.remember(self.language.decode(ids), ids)
 
     def _part(self, running: Running) -> None:
         """A job leaves, whatever it is at."""
         self._jobs.remove(running)
         self._reading.remove(running)
+        if running.asked is not None:
+            running.asked.leave()
         self._shares.leave(running.client)
         self._seats.leave(running.rows)
         running.rows.clear()
@@ -292,7 +357,9 @@ def build(settings: LlmSettings, report: Callable[[Loading], None]) -> LlmEngine
     return LlmEngine(
         seats,
         Beginnings(PromptCache(settings.cache_bytes), seats),
-        ModelLanguage(loaded.tokenizer, loaded.model.context_window, trace_text=settings.trace_text),
+        ModelLanguage(
+            loaded.tokenizer, loaded.model.context_window, vocabulary=loaded.vocabulary, trace_text=settings.trace_text
+        ),
         Ready(capacity=CAPACITY, backend=backend, model=loaded.model),
         vocabulary=loaded.vocabulary,
         defaults=loaded.defaults,

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from protocol.events import Spent
-from protocol.jobs import Chat, Complete, Generation
+from protocol.jobs import Chat, Complete, Generation, Shape
 from workers.llm import prompt as prompts
 from workers.llm import trace
+from workers.llm.grammar import Asked, Grammars
 from workers.llm.prompt import Prompt
 from workers.llm.text import Voice
 
@@ -31,6 +32,12 @@ class Language(Protocol):
 
     def voice(self, generation: Generation, prompt: Prompt) -> Voice: ...
 
+    def shape(self, shape: Shape) -> Asked:
+        """What an answer of that shape may say: at once, and there when it is done. Raises UnsupportedSchema."""
+
+    def hinted(self, job: Chat | Complete, shape: Shape) -> Chat | Complete:
+        """The job with its shape in words. Raises InvalidValue."""
+
     def encode(self, text: str) -> Sequence[int]: ...
 
     def decode(self, ids: Sequence[int]) -> str: ...
@@ -41,12 +48,13 @@ class Language(Protocol):
 class ModelLanguage:
     """The language of a loaded model."""
 
-    def __init__(self, tokenizer: TokenizerWrapper, window: int, *, trace_text: bool) -> None:
-        """window: tokens of prompt and answer together."""
+    def __init__(self, tokenizer: TokenizerWrapper, window: int, *, vocabulary: int, trace_text: bool) -> None:
+        """window: tokens of prompt and answer together. vocabulary: width of the logits."""
         self._tokenizer = tokenizer
         self._window = window
         self._trace_text = trace_text
         self.ends = frozenset(int(each) for each in tokenizer.eos_token_ids)
+        self._grammars = Grammars(tokenizer, vocabulary, self.ends)
 
     def render(self, job: Chat | Complete) -> Prompt:
         return prompts.render(self._tokenizer, job, window=self._window)
@@ -63,6 +71,12 @@ class ModelLanguage:
             logprobs=generation.logprobs is not None,
             calling=prompt.calling,
         )
+
+    def shape(self, shape: Shape) -> Asked:
+        return self._grammars.ask(shape)
+
+    def hinted(self, job: Chat | Complete, shape: Shape) -> Chat | Complete:
+        return prompts.hinted(job, shape)
 
     def encode(self, text: str) -> Sequence[int]:
         return prompts.encode(self._tokenizer, text)

@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
 from jinja2 import TemplateError
 
 from protocol.errors import ContextLengthExceeded, InvalidValue, UnsupportedValue
-from protocol.jobs import Chat, Complete
+from protocol.jobs import Chat, ChatMessage, Complete, Shape
 from workers.llm import spelling
 from workers.llm.calls import Calling
 from workers.llm.formats import Format, format_of
@@ -73,6 +74,8 @@ class Prompt:
     """The answer goes on with this very text, instead of replying to it."""
     calling: Calling | None = None
     """The tools that the answer may call."""
+    shape: Shape | None = None
+    """What the tools demand of the answer, in the way that the model writes calls; it goes before the request's own."""
 
     @property
     def param(self) -> str:
@@ -94,6 +97,28 @@ def render(tokenizer: TokenizerWrapper, job: Chat | Complete, *, window: int) ->
         raise InvalidValue("prompt must not be empty: there is nothing to go on from", param="prompt")
     echo = "" if not job.echo else job.prompt if isinstance(job.prompt, str) else decode(tokenizer, ids)
     return Prompt(ids, text, echo=echo, continues=True)
+
+
+_HINTS = {
+    "json": "Answer with a JSON value that follows this JSON schema, and with nothing else:\n{}",
+    "regex": "Answer with a text that all of this regular expression matches, and with nothing else:\n{}",
+    "choice": "Answer with one of the strings in this JSON list, and with nothing else:\n{}",
+    "lark": "Answer with a text that this grammar allows, and with nothing else:\n{}",
+}
+
+
+def hinted(job: Chat | Complete, shape: Shape) -> Chat | Complete:
+    """The job with its shape in words, which nobody enforces. Raises InvalidValue where there are no words."""
+    hint = _HINTS[shape.kind].format(shape.text)
+    if isinstance(job, Complete):
+        if not isinstance(job.prompt, str):
+            raise InvalidValue("a schema cannot be put into a prompt of tokens", param=shape.param)
+        return msgspec.structs.replace(job, prompt=f"{hint}\n\n{job.prompt}")
+    first = job.messages[0]
+    if first.role == "system":
+        said = msgspec.structs.replace(first, content=f"{first.content}\n\n{hint}")
+        return msgspec.structs.replace(job, messages=(said, *job.messages[1:]))
+    return msgspec.structs.replace(job, messages=(ChatMessage(role="system", content=hint), *job.messages))
 
 
 def room(prompt_tokens: int, window: int, max_tokens: int | None, *, param: str | None = None) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
@@ -11,11 +12,14 @@ import numpy as np
 
 from protocol.events import ChoiceEnded, Delta, Generated, Progress, Spent, Started
 from protocol.jobs import Chat, Complete
-from workers.llm.sampling import Floats, Resolved, Sampler, logprobs
+from workers.llm.guess import Guesser
+from workers.llm.guide import Guide
+from workers.llm.sampling import Allowed, Floats, Resolved, Sampler, logprobs
 from workers.loop import Emit
 
 if TYPE_CHECKING:
     from workers.llm.cache import Ids, Layers
+    from workers.llm.grammar import Asked, Grammar
     from workers.llm.language import Language
     from workers.llm.prompt import Prompt
     from workers.llm.text import Piece, Voice
@@ -70,6 +74,13 @@ class Running:
         self.ids: Ids = np.zeros(0, np.int32)
         self.room = 0
         """Tokens that one choice may have."""
+        self.asked: Asked | None = None
+        """The shape of the answer, while it is compiled."""
+        self.grammar: Grammar | None = None
+        self.kept_shape: Literal["enforced", "hint"] | None = None
+        """What became of the shape that was asked for; None: none was."""
+        self.forced = self.guessed = 0
+        """Tokens of all choices that were never sampled; that were guessed right."""
         self.pin = job.generation.pin
         self.layers: Layers | None = None
         """Caches of the first `done` tokens of the prompt; None before they are made and when a row has taken them."""
@@ -122,6 +133,9 @@ class Running:
                 cached_tokens=self.cached,
                 completion_tokens=self._tokens,
                 spent=spent,
+                grammar=self.kept_shape,
+                forced_tokens=self.forced,
+                guessed_tokens=self.guessed,
             )
         )
 
@@ -135,11 +149,17 @@ class Row:
         self.running = running
         self.choice = choice
         self.ids: list[int] = []
-        """Generated so far, an end of text included. All but the last are in the row's caches."""
+        """Generated so far, an end of text included."""
+        self.fed = 0
+        """So many of `ids` are in the row's caches."""
+        self.ahead: deque[int] = deque()
+        """Tokens that the shape forces, to be said as soon as their log-probabilities are known."""
         self.over = False
         self.voice: Voice = language.voice(generation, running.prompt)
         self._ends = language.ends
         self._likeliest = generation.logprobs
+        self._guide = None if running.grammar is None else Guide(running.grammar)
+        self._guesser = Guesser(running.ids)
         context = generation.sampling.repetition_context_size
         self._sampler = Sampler(
             generation.sampling,
@@ -155,20 +175,112 @@ class Row:
         """What was generated, without an end of text."""
         return self.ids[:-1] if self.ids and self.ids[-1] in self._ends else self.ids
 
-    def advance(self, logits: Floats) -> None:
-        """Say the token that follows from `logits` (vocabulary,). Raises Failure."""
-        token = self._sampler.choose(logits)
-        self.ids.append(token)
+    @property
+    def known(self) -> list[int]:
+        """What was said and is not in the caches yet."""
+        return self.ids[self.fed :]
+
+    def guess(self) -> tuple[list[int], float]:
+        """What may be said next, and the probability of each token of it."""
+        room = self.running.room - len(self.ids) - len(self.ahead) - 1
+        if self.ahead or room <= 0:
+            return [], 0.0
+        tokens = self._guesser.guess()[:room]
+        if tokens and self._guided:
+            assert self._guide is not None
+            tokens = tokens[: self._guide.fits(tokens)]
+        return tokens, self._guesser.hope
+
+    def begin(self, logits: Floats) -> None:
+        """Say what follows on the prompt, after which `logits` (vocabulary,) stand. Raises Failure."""
         self.running.clock.first_token()
+        if not self._force():
+            self._advance(logits)
+
+    def hear(self, span: Sequence[int], logits: Floats, tried: int, price: float) -> int:
+        """Say what follows from a step that fed `span`: what was known, then what is certain, then `tried` guesses.
+
+        logits: (positions, vocabulary), after the last tokens of the span. price: of the guesses. Returns how many
+        tokens of the span are part of the answer. Raises Failure.
+        """
+        at = len(span) - len(logits)
+        if not len(logits):
+            self.fed += len(span)
+            return len(span)
+        first = at
+        while True:
+            self._advance(logits[at - first])
+            while at + 1 < len(span) and self.ids[self.fed + at + 1 : self.fed + at + 2] == [span[at + 1]]:
+                at += 1
+            if self.over or self.fed + at + 1 != len(self.ids):
+                break
+        right = max(at + 1 - (len(span) - tried), 0)
+        self._guesser.took(tried, right, price)
+        self.running.guessed += right
+        self.fed += at + 1
+        return at + 1
+
+    def _advance(self, logits: Floats) -> None:
+        """Say the token that follows from `logits` (vocabulary,), and what the shape forces after it."""
+        if self.ahead:
+            token = self.ahead.popleft()
+            self._sampler.take(token)
+            self.running.forced += 1
+        else:
+            token = self._sampler.choose(logits, self._allowed())
+        self._utter(token, logits)
+        self._force()
+
+    @property
+    def _guided(self) -> bool:
+        """The next token is the shape's affair: reasoning is not."""
+        return self._guide is not None and not self.voice.reasoning
+
+    def _allowed(self) -> Allowed | None:
+        if self._guide is None or self.voice.reasoning:
+            return None
+        allowed = self._guide.allowed()
+        opening = self.voice.opening
+        if allowed is not None and opening is not None:
+            allowed[opening] = True
+        return allowed
+
+    def _force(self) -> bool:
+        """Say what the shape leaves no choice about; True if there was something to say."""
+        if self._guide is None or self.over or self.ahead or not self._guided or self.voice.opening is not None:
+            return False
+        forced = self._guide.forced()
+        if self._likeliest is not None:
+            self.ahead.extend(forced)
+            return False
+        for token in forced:
+            if self.over:
+                break
+            self._sampler.take(token)
+            self.running.forced += 1
+            self._utter(token, None)
+        return bool(forced)
+
+    def _utter(self, token: int, logits: Floats | None) -> None:
+        """A token becomes part of the answer. logits: those that it follows from, for its log-probability."""
+        self.ids.append(token)
+        self._guesser.said((token,))
         if token in self._ends:
             self._say(self.voice.end())
             self._end("stop")
             return
-        if self._likeliest is None:
+        guided = self._guided
+        if self._likeliest is None or logits is None:
             self._say(self.voice.feed(token))
         else:
             self._say(self.voice.feed(token, *logprobs(logits, token, self._likeliest)))
-        if self.voice.stopped is None and len(self.ids) >= self.running.room:
+        if guided and self._guided:
+            assert self._guide is not None
+            self._guide.take(token)
+        if self._guide is not None and self._guide.over:
+            self._say(self.voice.end())
+            self._end("stop")
+        elif self.voice.stopped is None and len(self.ids) >= self.running.room:
             # What was held back may turn out to be a stop string only now.
             self._say(self.voice.end(cut=True))
             self._end("length" if self.voice.stopped is None else "stop")

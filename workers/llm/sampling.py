@@ -24,6 +24,8 @@ from workers.llm.race import Words, winner
 
 Floats = npt.NDArray[np.float32]
 Ids = npt.NDArray[np.int64]
+Allowed = npt.NDArray[np.bool_]
+"""(vocabulary,): True for a token that may be chosen."""
 
 GREEDY_BELOW = 1e-5
 """Temperatures under it are greedy: dividing by them overflows (vLLM's own limit)."""
@@ -88,10 +90,16 @@ class Sampler:
         self._ends = np.array(sorted(ends), np.int64)
         self._bias = _bias(sampling.logit_bias)
 
-    def choose(self, logits: Floats) -> int:
-        """The next token. logits: (vocabulary,), not changed. Raises InternalError when they are not numbers."""
+    def choose(self, logits: Floats, allowed: Allowed | None = None) -> int:
+        """The next token. logits: (vocabulary,), not changed. allowed: none but these can be had.
+
+        Raises InternalError when the logits are not numbers.
+        """
         scores = self._penalised(logits)
         best = int(scores.argmax())
+        if allowed is not None and not (self._settled.greedy and allowed[best]):
+            scores = np.where(allowed, scores, np.float32(-np.inf))
+            best = int(scores.argmax())
         if not np.isfinite(scores[best]):
             raise InternalError("the model computed no number for the next token")
         token = best if self._settled.greedy else self._draw(scores, scores[best])

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from workers.llm.batch import PADDING_BYTES, Batch, Head, copied, read
 from workers.llm.cache import Ids, Layers, PromptCache, common, view
 from workers.llm.running import Row, Running
 from workers.llm.sampling import Floats
+from workers.llm.spans import Costs, Fed, Wanted, width
 
 WORTH_COPYING = 32
 """Tokens that a prompt which is being read must gain by starting over from somebody else's."""
@@ -29,6 +31,7 @@ class Seats:
         self._head = head
         self._padding_bytes = padding_bytes
         self._batches: list[Batch[Row]] = []
+        self._costs = Costs()
         self.token_bytes = 0
         """Keys and values of one token, about; 0 before the first row."""
 
@@ -63,13 +66,37 @@ class Seats:
             own = [view(layers, length, length) if shared else layers for _ in joining]
             batch.join(joining, own, length)
 
-    def step(self, tokens: dict[int, int]) -> list[tuple[Row, Floats]]:
-        """Feed each row its token (by id(row)); the logits (vocabulary,) that follow, row for row."""
-        answers: list[tuple[Row, Floats]] = []
+    def guesses(self, row: Row) -> bool:
+        """Whether `row` can take back what was guessed wrong."""
+        return any(row in batch.rows and batch.forgets for batch in self._batches)
+
+    def step(self, wanted: Mapping[int, Wanted]) -> list[Fed]:
+        """Feed each row (by id(row)) as much as pays; `settle` must follow before rows come or go."""
+        fed: list[Fed] = []
         for batch in self._batches:
-            logits = batch.step([tokens[id(row)] for row in batch.rows])
-            answers.extend(zip(batch.rows, logits, strict=True))
-        return answers
+            fed.extend(self._step(batch, [wanted[id(row)] for row in batch.rows]))
+        return fed
+
+    def _step(self, batch: Batch[Row], wanted: Sequence[Wanted]) -> list[Fed]:
+        wishes = [each.wish for each in wanted]
+        columns = width(wishes, self._costs, uneven=batch.uneven)
+        spans = [[*each.known, *each.certain, *each.guessed][:columns] for each in wanted]
+        counts = [max(len(span) - len(each.known) + 1, 0) for span, each in zip(spans, wanted, strict=True)]
+        begun = time.perf_counter()
+        logits = batch.step(spans, counts)
+        self._costs.took(len(spans), columns, time.perf_counter() - begun)
+        tried = [max(len(span) - wish.sure, 0) for span, wish in zip(spans, wishes, strict=True)]
+        # Without guesses the step would have been as wide as the longest of what is sure.
+        plain = min(max(wish.sure for wish in wishes), columns)
+        dearer = self._costs.ratio(len(spans), columns) - self._costs.ratio(len(spans), plain)
+        guessing = sum(each > 0 for each in tried)
+        price = max(dearer, 0.0) * len(spans) / guessing if guessing else 0.0
+        return [Fed(*each, price) for each in zip(batch.rows, spans, logits, tried, strict=True)]
+
+    def settle(self, kept: Mapping[int, int]) -> None:
+        """Of each row's last span (by id(row)) the first so many tokens stay in its caches."""
+        for batch in self._batches:
+            batch.settle([kept[id(row)] for row in batch.rows])
 
     def leave(self, rows: Sequence[Row], *, keep: bool = False) -> list[tuple[Row, Layers]]:
         """Rows go; those that have no seat are passed over. With `keep` their caches are returned."""
@@ -88,7 +115,7 @@ class Seats:
         able = [batch for batch in self._batches if batch.joinable(layers)]
         best = min(able, key=lambda batch: batch.padding(length), default=None)
         if best is None or best.padding(length) * self.token_bytes > self._padding_bytes:
-            best = Batch(self._network)
+            best = Batch(self._network, self._head)
             self._batches.append(best)
         return best
 
@@ -126,7 +153,7 @@ class Beginnings:
     def leave(self, rows: Sequence[Row]) -> None:
         """Rows give up their seats; of each job the first choice's caches are kept."""
         for row, layers in self._seats.leave([row for row in rows if row.choice == 0], keep=True):
-            ids = np.concatenate([row.running.ids, np.array(row.ids[:-1], np.int32)])
+            ids = np.concatenate([row.running.ids, np.array(row.ids[: row.fed], np.int32)])
             self.keep(row.running, ids, layers)
         self._seats.leave(rows)
 

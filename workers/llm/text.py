@@ -94,6 +94,8 @@ class Voice:
         self._calls = Calls(calling) if calling is not None else None
         self._opens: str = "" if continues else tokenizer.think_start or ""
         self._closes = Watch(tokenizer.think_end or "") if self._opens else None
+        opening: tuple[int, ...] = (tokenizer.think_start_tokens or ()) if self._opens else ()
+        self._opening = opening[0] if len(opening) == 1 else None
         self._at = _At.REASONING if thinking and self._opens else _At.START if self._opens else _At.CONTENT
         self._logprobs = logprobs
         self._groups: deque[_Group] = deque()
@@ -110,6 +112,16 @@ class Voice:
         self._said: list[Said] = []
         self._routes: list[Route] = []
         self._visible = False
+
+    @property
+    def reasoning(self) -> bool:
+        """What comes next is reasoning, or ends it."""
+        return self._at is _At.REASONING
+
+    @property
+    def opening(self) -> int | None:
+        """The token that may open reasoning now; None where nothing can, or no single token does."""
+        return self._opening if self._at is _At.START and not self._marker else None
 
     @property
     def called(self) -> bool:

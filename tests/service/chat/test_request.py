@@ -333,24 +333,6 @@ def test_what_changes_nothing_is_accepted(fields: dict[str, Any]) -> None:
     assert chat(**fields) == chat()
 
 
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"response_format": {"type": "json_object"}}, "response_format"),
-        ({"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {}}}}, "response_format"),
-        ({"guided_grammar": "root ::= x"}, "guided_grammar"),
-        ({"guided_regex": "a+"}, "guided_regex"),
-        ({"guided_choice": ["a"]}, "guided_choice"),
-        ({"guided_json": {}}, "guided_json"),
-        ({"structured_outputs": {"json": {}}}, "structured_outputs"),
-    ],
-)
-def test_what_is_not_there_yet_is_refused_by_name(fields: dict[str, Any], param: str) -> None:
-    failure = refused(read_chat, {"messages": HI, **fields})
-    assert (failure.kind.value, failure.param) == ("unsupported_value", param)
-    assert failure.message.endswith("is not yet supported")
-
-
 def test_an_answer_in_audio_is_refused() -> None:
     assert wrong(modalities=["text", "audio"]) == ("unsupported_value", "modalities")
     assert wrong(audio={"voice": "alloy"}) == ("unsupported_value", "modalities")

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.model
 def driver(llm: Any) -> Driver:
     from workers.llm.language import ModelLanguage
 
-    language = ModelLanguage(llm.tokenizer, llm.model.context_window, trace_text=False)
+    language = ModelLanguage(llm.tokenizer, llm.model.context_window, vocabulary=llm.vocabulary, trace_text=False)
     return Driver(llm.network, language, vocabulary=llm.vocabulary, head=llm.head)
 
 

@@ -231,10 +231,10 @@ def test_a_row_that_fails_leaves_the_others_in_peace(
     handle = asked[1].handle
     assert handle is not None
 
-    def explode(logits: object) -> None:
+    def explode(*_: object) -> int:
         raise ZeroDivisionError
 
-    handle.rows[0].advance = explode  # type: ignore[method-assign,assignment]
+    handle.rows[0].hear = explode  # type: ignore[method-assign,assignment]
     driver.run()
     assert isinstance(asked[1].last, Failed)
     assert [asked[0].text(), asked[2].text()] == [greedy(model, PROMPTS[0], 12), greedy(model, PROMPTS[2], 12)]

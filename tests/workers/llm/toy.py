@@ -6,9 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from protocol.errors import Failure, InvalidRequest
 from protocol.events import ChoiceEnded, Delta, Event, Failed, Generated, Ready, Said, Spent, Started
-from protocol.jobs import Chat, ChatMessage, Complete, CountTokens, Generation, Sampling
+from protocol.jobs import Chat, ChatMessage, Complete, CountTokens, Generation, Sampling, Shape
 from protocol.tools import CallPart
 from workers.llm.engine import LlmEngine
 from workers.llm.rendering import Counting
@@ -52,6 +54,7 @@ class ToyPrompt:
     text: str | None
     thinking: bool = False
     echo: str = ""
+    shape: Shape | None = None
 
 
 @dataclass(frozen=True)
@@ -69,7 +72,8 @@ class ToyVoice:
     """One character for each token; stops at the first of `stop`."""
 
     reasoning_tokens = 0
-    called = enough = False
+    called = enough = reasoning = False
+    opening: int | None = None
     routes: tuple[Any, ...] = ()
 
     def __init__(self, stop: tuple[str, ...], logprobs: bool) -> None:
@@ -96,6 +100,8 @@ class ToyLanguage:
         self.ends = ends
         self.traced: list[Spent] = []
         self.explode = False
+        self.shapes: Any = None
+        """What `shaped` gives it."""
 
     def render(self, job: Chat | Complete) -> ToyPrompt:
         if self.explode:
@@ -116,6 +122,13 @@ class ToyLanguage:
     def voice(self, generation: Generation, prompt: ToyPrompt) -> ToyVoice:
         return ToyVoice(generation.stop, generation.logprobs is not None)
 
+    def shape(self, shape: Shape) -> Any:
+        return self.shapes.ask(shape)
+
+    def hinted(self, job: Chat | Complete, shape: Shape) -> Chat | Complete:
+        assert isinstance(job, Complete) and isinstance(job.prompt, str)
+        return msgspec.structs.replace(job, prompt="hint:" + job.prompt)
+
     def encode(self, text: str) -> list[int]:
         return [ord(each) - FIRST for each in text]
 
@@ -124,6 +137,33 @@ class ToyLanguage:
 
     def trace(self, spent: Spent, prompt_tokens: int, cached_tokens: int, voice: ToyVoice | None) -> None:
         self.traced.append(spent)
+
+
+class ToyTokenizer:
+    """As much of a tokenizer as grammars need."""
+
+    bos_token_id = None
+    all_special_ids = (END,)
+
+    def __len__(self) -> int:
+        return VOCABULARY
+
+    def convert_ids_to_tokens(self, token: int) -> str:
+        return chr(FIRST + token)
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        return [ord(each) - FIRST for each in text]
+
+    def decode(self, ids: list[int], **_: Any) -> str:
+        return "".join(chr(FIRST + each) for each in ids)
+
+
+def shaped(language: ToyLanguage) -> ToyLanguage:
+    """A language that knows shapes. Its letters are those from "0" to DEL; "1" ends a text."""
+    from workers.llm.grammar import Grammars
+
+    language.shapes = Grammars(ToyTokenizer(), VOCABULARY, [END])  # type: ignore[arg-type]
+    return language
 
 
 @dataclass
