@@ -1,4 +1,4 @@
-"""Servers that the end-to-end tests share: one with the small model for plumbing, one with the default model."""
+"""Servers that the end-to-end tests share: the small model for plumbing, the default model, the language model."""
 
 from __future__ import annotations
 
@@ -19,6 +19,14 @@ def tiny(model_data_dir: Path) -> Iterator[Server]:
 @pytest.fixture(scope="session")
 def base(model_data_dir: Path) -> Iterator[Server]:
     with serving(model_data_dir) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def talker(model_data_dir: Path) -> Iterator[Server]:
+    """With the language model; its speech model is the smallest. On a busy machine nothing is given up soon."""
+    models = ("--whisper-model", "whisper-tiny.en", "--llm-model", "smollm2-135m-instruct")
+    with serving(model_data_dir, *models, "--stall-seconds", "600", "--start-wait", "300") as server:
         yield server
 
 

@@ -151,7 +151,8 @@ class Beginnings:
             running.pin = running.pin or found.pin
 
     def leave(self, rows: Sequence[Row]) -> None:
-        """Rows give up their seats; of each job the first choice's caches are kept."""
+        """Rows give up their seats; of each job the first choice's caches are kept. They hold the prompt, and nobody
+        knows yet which choice goes on: all of them would push other conversations out."""
         for row, layers in self._seats.leave([row for row in rows if row.choice == 0], keep=True):
             ids = np.concatenate([row.running.ids, np.array(row.ids[: row.fed], np.int32)])
             self.keep(row.running, ids, layers)
