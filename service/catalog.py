@@ -156,7 +156,7 @@ def _language(model: str, created: int, *, configured: bool = False, loaded: Mod
         created=created,
         configured=configured,
         resident=loaded is not None,
-        capabilities=Capabilities(chat_completions=True),
+        capabilities=Capabilities(chat_completions=True, tools=True),
         context_window=loaded.context_window if loaded else UNSET,
         gen_defaults=(loaded.gen_defaults or GenDefaults()) if loaded else UNSET,
     )

@@ -129,7 +129,7 @@ def test_a_loaded_language_model_tells_its_window_and_how_it_samples(cache: Path
             "translation": False,
             "embeddings": False,
             "adapters": False,
-            "tools": False,
+            "tools": True,
             "structured_outputs": False,
         },
         "context_window": 8192,

@@ -155,24 +155,33 @@ ENVELOPES: Final[Mapping[str, Envelope]] = {
 """Of every format that mlx-lm parses and of ours."""
 
 
-def shape_of(form: Format, tools: Tools, special: Mapping[str, int], answer: Shape | None = None) -> Shape | None:
+def shape_of(
+    form: Format, tools: Tools, special: Mapping[str, int], answer: Shape | None = None, *, thinks: bool = False
+) -> Shape | None:
     """What an answer with calls must look like: all of it where a call is demanded or `answer` shapes the rest of it,
     else what follows an opening marker.
 
-    special: tokens that are no text, by their spelling. None: the format has no grammar, or nothing opens a call in it.
+    special: tokens that are no text, by their spelling. thinks: the model may reason first. None: the format has no
+    grammar, or nothing opens a call in it.
     Raises UnsupportedSchema for an `answer` that calls cannot stand beside.
     """
     envelope = ENVELOPES.get(form.name)
     if envelope is None:
+        if tools.choice == "required" or any(tool.strict for tool in tools.allowed):
+            raise UnsupportedSchema("tools: nothing is known of how this model writes calls", param="tools")
         return None
     grammar = _Grammar(envelope, form, tools, special)
     if tools.choice == "required":
-        return Shape(kind="lark", text=grammar.whole("calls"), param="tools")
+        return Shape(kind="lark", text=grammar.whole("calls", thinks=thinks), param="tools")
     if answer is not None:
         if answer.kind != "json" or answer.trigger is not None:
             raise UnsupportedSchema(f"{answer.param} cannot be asked for beside tools", param=answer.param)
-        schema = {"x-guidance": {"whitespace_flexible": False}} | json.loads(answer.text)
-        text = grammar.whole("calls | answer") + f"answer: %json {json.dumps(schema, ensure_ascii=False)}\n"
+        given = json.loads(answer.text)
+        schema = {"x-guidance": {"whitespace_flexible": False}} | (given if isinstance(given, dict) else {})
+        text = (
+            grammar.whole("(calls | answer)", thinks=thinks)
+            + f"answer: %json {json.dumps(schema, ensure_ascii=False)}\n"
+        )
         return Shape(kind="lark", text=text, param=answer.param)
     if form.bare:
         return None
@@ -207,10 +216,14 @@ class _Grammar:
         self._special = special
         self._marker = re.compile("|".join(map(re.escape, sorted([*special, MAYBE], key=len, reverse=True))))
 
-    def whole(self, start: str) -> str:
+    def whole(self, start: str, *, thinks: bool) -> str:
         """From the answer's first character on. start: what it may be; `calls` is known."""
         opening = "" if self._form.bare else self._form.start
-        rules = [f"start: {start}", _rule("calls", "call", self._more("call", self._envelope.gap))]
+        # Models that reason were trained to set what follows apart.
+        rules = [
+            _rule("start", r'"\n\n"?' if thinks else "", start),
+            _rule("calls", "call", self._more("call", self._envelope.gap)),
+        ]
         return "\n".join([*rules, _rule("call", self._said(opening), "body"), self.body("body")])
 
     def body(self, name: str) -> str:

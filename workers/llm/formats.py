@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from protocol.tools import Tool
@@ -79,6 +79,9 @@ else."""
 def format_of(tokenizer: TokenizerWrapper) -> Format:
     """What the model's template asks of it."""
     template = tokenizer.chat_template
+    if isinstance(template, dict):
+        # One for conversations with tools, one for those without; mlx-lm looks for a parser in neither.
+        template = template.get("tool_use", template.get("default"))
     if isinstance(template, str) and not _TOOLS.search(template):
         return JSON
     if tokenizer.has_tool_calling:
@@ -88,6 +91,8 @@ def format_of(tokenizer: TokenizerWrapper) -> Format:
             # Until 2024: one list of calls, with ids of the model's own.
             kind = "mistral_list"
         return Format(kind, str(tokenizer.tool_call_start), tokenizer.tool_call_end or "", parse)
+    if isinstance(template, str) and JSON.start in template:
+        return replace(JSON, native=True)
     return BARE
 
 

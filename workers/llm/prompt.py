@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 from jinja2 import TemplateError
 
-from protocol.errors import ContextLengthExceeded, InvalidValue, UnsupportedValue
+from protocol.errors import ContextLengthExceeded, InvalidValue
 from protocol.jobs import Chat, ChatMessage, Complete, Shape
 from workers.llm import spelling
 from workers.llm.calls import Calling
+from workers.llm.envelopes import shape_of, special_tokens
 from workers.llm.formats import Format, format_of
 from workers.llm.messages import messages_for
 
@@ -152,8 +153,6 @@ def _chat(tokenizer: TokenizerWrapper, job: Chat, window: int) -> Prompt:
     if len(job.messages) > window:
         # Each takes a token at least, so that the template need not be run to know.
         raise _too_long(window, f"more than {window}", "messages")
-    if job.tools.choice == "required":
-        raise UnsupportedValue("a call cannot be demanded yet: tool_choice must be auto or none", param="tool_choice")
     form = format_of(tokenizer)
     text = _render(tokenizer, job, form)
     ids = _bounded(tokenizer, text, window, "messages")
@@ -161,8 +160,12 @@ def _chat(tokenizer: TokenizerWrapper, job: Chat, window: int) -> Prompt:
         raise InvalidValue("the model's chat template makes nothing of these messages", param="messages")
     opens: str | None = tokenizer.think_start
     thinking = opens is not None and text.rstrip().endswith(opens)
-    allowed = job.tools.allowed
-    return Prompt(ids, text, thinking, calling=Calling(form, allowed, job.tools.parallel) if allowed else None)
+    if not job.tools.allowed:
+        return Prompt(ids, text, thinking)
+    special = special_tokens(tokenizer)
+    shape = shape_of(form, job.tools, special, job.generation.shape, thinks=tokenizer.has_thinking)
+    calling = Calling(form, job.tools.allowed, job.tools.parallel, guaranteed=shape is not None)
+    return Prompt(ids, text, thinking, calling=calling, shape=shape)
 
 
 def _render(tokenizer: TokenizerWrapper, job: Chat, form: Format) -> str:

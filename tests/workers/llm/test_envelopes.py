@@ -247,6 +247,15 @@ def test_an_answer_s_own_schema_stands_beside_calls(tokenizer: Any, texts: Any) 
 ODD = {"type": "object", "properties": {"a": {"not": {"type": "string"}}, "b": {"oneOf": [{"type": "integer"}, {}]}}}
 
 
+def test_what_follows_reasoning_may_be_set_apart(tokenizer: Any, texts: Any) -> None:
+    shape = shape_of(JSON, offered(choice="required"), MARKERS, thinks=True)
+    assert shape is not None
+    made = compiled(texts, shape)
+    assert isinstance(made, Grammar)
+    assert accepts(tokenizer, made, CALL["json"]) and accepts(tokenizer, made, f"\n\n{CALL['json']}")
+    assert not accepts(tokenizer, grammar(texts, "json", offered(choice="required")), f"\n\n{CALL['json']}")
+
+
 def test_only_a_strict_tool_is_refused_for_what_cannot_be_enforced(texts: Any) -> None:
     lenient = shape_of(JSON, offered(Tool(name="odd", parameters=ODD)), {})
     strict = shape_of(JSON, offered(Tool(name="odd", parameters=ODD, strict=True)), {})

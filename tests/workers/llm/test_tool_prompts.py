@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -103,6 +104,14 @@ def test_a_template_says_how_its_model_calls(fast_blas: Any, template: str, kind
     assert form.bare is (form is BARE)
 
 
+def test_a_template_apart_for_tools_is_the_one_that_counts(fast_blas: Any) -> None:
+    tokenizer = with_template(PLAIN)
+    tokenizer.chat_template = {"default": PLAIN, "tool_use": HERMES}
+    assert format_of(tokenizer) == replace(JSON, native=True)
+    made = prompt.render(tokenizer, Chat((USER,), tools=TOOLS), window=10_000)
+    assert made == render(HERMES, USER)
+
+
 def loaded(template: str) -> Any:
     """As mlx-lm's `load` wraps a tokenizer with this template."""
     import importlib
@@ -154,4 +163,4 @@ def test_a_template_that_wants_ids_of_nine_letters_gets_them(fast_blas: Any) -> 
 def test_the_prompt_says_what_may_be_called(fast_blas: Any) -> None:
     calling = render(PLAIN, USER, tools=Tools(offered=(WEATHER, TIME), names=("time",), parallel=False)).calling
     assert calling is not None
-    assert (calling.tools, calling.parallel, calling.guaranteed) == ((TIME,), False, False)
+    assert (calling.tools, calling.parallel, calling.guaranteed) == ((TIME,), False, True)
