@@ -52,10 +52,10 @@ def job(tokens: int = 200, logit_bias: Any = (), **tools: Any) -> Chat:
     return msgspec.structs.replace(made, tools=Tools(offered=(WEATHER, CLOCK), **tools))
 
 
-def calls(asked: Asked) -> list[tuple[str, Any]]:
+def calls(asked: Asked, choice: int = 0) -> list[tuple[str, Any]]:
     found: dict[int, list[str]] = {}
     for event in asked.events:
-        for part in event.calls if isinstance(event, Delta) else ():
+        for part in event.calls if isinstance(event, Delta) and event.choice == choice else ():
             found.setdefault(part.index, [str(part.name), ""])[1] += part.arguments
     return [(name, json.loads(arguments)) for name, arguments in found.values()]
 
@@ -101,6 +101,21 @@ def test_the_next_turn_reuses_all_of_a_call(driver: Driver) -> None:
     second = driver.answer(msgspec.structs.replace(first, messages=messages, tools=Tools(offered=(WEATHER, CLOCK))))
     # All but the closing markup, which was forced and never went through the network.
     assert second.started.cached_tokens >= asked.started.prompt_tokens + asked.ended[0].tokens - len("}}\n</>") - 1
+
+
+@pytest.mark.parametrize("more", [{"logprobs": 2}, {"stop": ("Z", "{")}, {"temperature": 1.0, "seed": 7, "n": 2}])
+def test_other_wishes_stand_beside_a_demand(driver: Driver, more: dict[str, Any]) -> None:
+    demanded = job(choice="required", names=("get_time",), parallel=False)
+    sampling = {name: more.pop(name) for name in ("temperature", "seed") if name in more}
+    generation = demanded.generation
+    generation = msgspec.structs.replace(
+        generation, sampling=msgspec.structs.replace(generation.sampling, **sampling), **more
+    )
+    asked = driver.answer(msgspec.structs.replace(demanded, generation=generation))
+    for choice in range(generation.n):
+        ((name, arguments),) = calls(asked, choice)
+        assert (name, list(arguments), asked.text(choice)) == ("get_time", ["zone"], "")
+    assert {each.reason for each in asked.ended} == {"tool_calls"}
 
 
 def test_calls_share_a_batch_with_texts(driver: Driver) -> None:
