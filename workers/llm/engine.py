@@ -300,10 +300,19 @@ class LlmEngine:
                     running.finish(spent)
 
     def _remember(self, row: Row) -> None:
-        prompt = row.running.prompt
-        if prompt is not None and prompt.text is not None:
-            ids = [*row.running.ids.tolist(), *row.text_ids]
-            self._history.remember(self.language.decode(ids), ids)
+        running, prompt = row.running, row.running.prompt
+        if prompt is None or prompt.text is None:
+            return
+        before = running.ids.tolist()
+        ids = [*before, *row.text_ids]
+        text, told = self.language.decode(ids), None
+        if not text.startswith(prompt.text):
+            # Its ids came from a turn that was told in other words.
+            told = prompt.text + text[len(self.language.decode(before)) :]
+        self._history.remember(text, ids, told=told)
+        answer = row.answer
+        if answer is not None and (again := self.language.retold(running.job, prompt, answer)) is not None:
+            self._history.remember(text, ids, told=again)
 
     def _part(self, running: Running) -> None:
         """A job leaves, whatever it is at."""

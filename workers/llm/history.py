@@ -27,7 +27,7 @@ class History:
     def __init__(self, entries: int = MAX_ENTRIES, text_bytes: int = MAX_TEXT_BYTES) -> None:
         self._limit = entries
         self._limit_bytes = text_bytes
-        self._ids: OrderedDict[str, tuple[int, ...]] = OrderedDict()
+        self._ids: OrderedDict[str, tuple[tuple[int, ...], str]] = OrderedDict()
         self._bytes = 0
 
     def __len__(self) -> int:
@@ -37,22 +37,27 @@ class History:
     def text_bytes(self) -> int:
         return self._bytes
 
-    def remember(self, text: str, ids: Sequence[int]) -> None:
-        """`text` is what all of `ids`, a prompt and its answer, decode to. A text that is known is only refreshed."""
-        if text in self._ids:
-            self._ids.move_to_end(text)
+    def remember(self, text: str, ids: Sequence[int], *, told: str | None = None) -> None:
+        """`text` is what all of `ids`, a prompt and its answer, decode to. A text that is known is only refreshed.
+
+        told: how a rendering says the same, where that is known to be in other words.
+        """
+        known = text if told is None else told
+        if known in self._ids:
+            self._ids.move_to_end(known)
             return
-        size = _size(text)
+        size = _size(known)
         if not text or text.endswith(HALF_A_CHARACTER) or size > self._limit_bytes:
             return
-        self._ids[text] = tuple(ids)
+        self._ids[known] = tuple(ids), text
         self._bytes += size
         while len(self._ids) > self._limit or self._bytes > self._limit_bytes:
             gone, _ = self._ids.popitem(last=False)
             self._bytes -= _size(gone)
 
     def ids_of(self, rendering: str, canonical: Sequence[int], encode: Encode, decode: Decode) -> tuple[int, ...]:
-        """The ids of a prompt: those it had in the longest conversation that it goes on from, where they say the same.
+        """The ids of a prompt: those it had in the longest conversation that it goes on from, where they say the same
+        or what is known to be.
 
         rendering: the prompt's text. canonical: what the tokenizer makes of it.
         """
@@ -61,11 +66,12 @@ class History:
         if known is None:
             return plain
         self._ids.move_to_end(known)
-        ids = self._ids[known]
+        ids, text = self._ids[known]
         if plain[: len(ids)] == ids:
             return plain
-        whole = (*ids, *encode(rendering[len(known) :]))
-        return whole if decode(whole) == rendering else plain
+        rest = rendering[len(known) :]
+        whole = (*ids, *encode(rest))
+        return whole if decode(whole) == text + rest else plain
 
 
 def _goes_on(rendering: str, text: str) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from protocol.events import Spent
-from protocol.jobs import Chat, Complete, Generation, Shape
+from protocol.jobs import Chat, ChatMessage, Complete, Generation, Shape
 from workers.llm import prompt as prompts
 from workers.llm import trace
 from workers.llm.grammar import Asked, Grammars
@@ -37,6 +37,9 @@ class Language(Protocol):
 
     def hinted(self, job: Chat | Complete, shape: Shape) -> Chat | Complete:
         """The job with its shape in words. Raises InvalidValue."""
+
+    def retold(self, job: Chat | Complete, prompt: Prompt, answer: ChatMessage) -> str | None:
+        """How the next turn's prompt will begin, up to the end of this answer; None: that cannot be known."""
 
     def encode(self, text: str) -> Sequence[int]: ...
 
@@ -77,6 +80,9 @@ class ModelLanguage:
 
     def hinted(self, job: Chat | Complete, shape: Shape) -> Chat | Complete:
         return prompts.hinted(job, shape)
+
+    def retold(self, job: Chat | Complete, prompt: Prompt, answer: ChatMessage) -> str | None:
+        return prompts.retold(self._tokenizer, job, prompt, answer, self.ends) if isinstance(job, Chat) else None
 
     def encode(self, text: str) -> Sequence[int]:
         return prompts.encode(self._tokenizer, text)

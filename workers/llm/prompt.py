@@ -6,7 +6,7 @@ than the context has tokens; a text is not tokenized much further than the conte
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -168,13 +168,33 @@ def _chat(tokenizer: TokenizerWrapper, job: Chat, window: int) -> Prompt:
     return Prompt(ids, text, thinking, calling=calling, shape=shape)
 
 
-def _render(tokenizer: TokenizerWrapper, job: Chat, form: Format) -> str:
+def retold(
+    tokenizer: TokenizerWrapper, job: Chat, prompt: Prompt, answer: ChatMessage, ends: Collection[int]
+) -> str | None:
+    """How the next turn's rendering will begin, up to the end of this `answer`; None where that cannot be known."""
+    try:
+        text = _render(
+            tokenizer,
+            msgspec.structs.replace(job, messages=(*job.messages, answer)),
+            format_of(tokenizer),
+            goes_on=False,
+        )
+    except InvalidValue:
+        return None
+    if prompt.text is None or not text.startswith(prompt.text):
+        return None
+    end = max(text.rfind(decode(tokenizer, [each])) for each in ends)
+    return text[:end] if end >= len(prompt.text) else None
+
+
+def _render(tokenizer: TokenizerWrapper, job: Chat, form: Format, *, goes_on: bool = True) -> str:
+    """goes_on: up to where the assistant's next message begins."""
     native = {"tools": [tool.shown for tool in job.tools.offered]} if form.native and job.tools.allowed else {}
     refused: Exception | None = None
     for messages in messages_for(tokenizer, job, form):
         try:
             text: Any = tokenizer.apply_chat_template(  # type: ignore[no-untyped-call]
-                messages, tokenize=False, add_generation_prompt=True, **native, **job.template_kwargs
+                messages, tokenize=False, add_generation_prompt=goes_on, **native, **job.template_kwargs
             )
         except _TEMPLATES_RAISE as error:
             refused = refused or error

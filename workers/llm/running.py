@@ -6,12 +6,13 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from protocol.events import ChoiceEnded, Delta, Generated, Progress, Spent, Started
-from protocol.jobs import Chat, Complete
+from protocol.jobs import Chat, ChatMessage, Complete
+from protocol.tools import CallPart
 from workers.llm.guess import Guesser
 from workers.llm.guide import Guide
 from workers.llm.sampling import Allowed, Floats, Resolved, Sampler, logprobs
@@ -156,6 +157,10 @@ class Row:
         """Tokens that the shape forces, to be said as soon as their log-probabilities are known."""
         self.over = False
         self.voice: Voice = language.voice(generation, running.prompt)
+        self._calling = running.prompt.calling is not None
+        self._text = ""
+        """What was said, where calls may be made."""
+        self._calls: list[CallPart] = []
         self._ends = language.ends
         self._likeliest = generation.logprobs
         self._guide = None if running.grammar is None else Guide(running.grammar)
@@ -169,6 +174,21 @@ class Row:
             prompt=running.ids[-context:].tolist(),
             ends=language.ends,
         )
+
+    @property
+    def answer(self) -> ChatMessage | None:
+        """What was said and called, as it comes back; None where nothing was called, or where there was reasoning,
+        which may come back or not."""
+        if not self.voice.called or self.voice.reasoning_tokens:
+            return None
+        calls: list[dict[str, Any]] = []
+        for part in self._calls:
+            if part.id is not None:
+                function = {"name": part.name, "arguments": part.arguments}
+                calls.append({"id": part.id, "type": "function", "function": function})
+            else:
+                calls[-1]["function"]["arguments"] += part.arguments
+        return ChatMessage(role="assistant", content=self._text, tool_calls=tuple(calls))
 
     @property
     def text_ids(self) -> list[int]:
@@ -289,6 +309,8 @@ class Row:
 
     def _say(self, piece: Piece) -> None:
         if piece:
+            self._text += piece.text if self._calling else ""
+            self._calls += piece.calls
             self.running.emit(Delta(self.choice, piece.text, piece.reasoning, piece.said, piece.calls))
 
     def _end(self, reason: Literal["stop", "length"]) -> None:

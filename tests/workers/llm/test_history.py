@@ -136,3 +136,11 @@ def test_every_id_of_the_last_turn_is_kept_or_was_the_tokenizers_anyway(ids: lis
     history.remember(decode(ids), ids)
     found = ask(history, decode(ids) + more)
     assert found[: len(ids)] == tuple(ids) or not ids
+
+
+def test_a_conversation_that_is_told_in_other_words_keeps_its_ids() -> None:
+    history = History()
+    history.remember("abc", [0, 1, 4], told="aab")
+    assert ask(history, "aabba") == (0, 1, 4, 3)
+    assert ask(history, "abcba") == (2, 4, 3)
+    assert history.text_bytes == 3

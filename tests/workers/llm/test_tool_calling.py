@@ -10,10 +10,10 @@ import pytest
 
 from protocol.errors import Kind
 from protocol.events import Delta, Failed, Generated
-from protocol.jobs import Chat, ChatMessage
+from protocol.jobs import Chat, ChatMessage, Shape
 from protocol.tools import Tool, Tools
 from tests.workers.llm import toy_tokenizers
-from tests.workers.llm.tool_templates import PLAIN
+from tests.workers.llm.tool_templates import HERMES, PLAIN
 from tests.workers.llm.toy import Asked, Driver, chat, network
 
 WEATHER = Tool(
@@ -138,3 +138,53 @@ def test_what_cannot_be_enforced_is_refused_before_the_prompt_is_read(driver: Dr
     assert isinstance(asked.last, Failed)
     assert (asked.last.kind, asked.last.param) == (Kind.UNSUPPORTED_SCHEMA, "tools")
     assert driver.engine.stats().read == 0
+
+
+def parse(text: str, tools: Any) -> Any:
+    """Of a format that nobody knows a grammar of."""
+    return json.loads(text)
+
+
+@pytest.mark.parametrize("before", ["", "Let me see.\n\n\n"])
+def test_a_call_in_other_words_than_the_template_s_is_reused_too(fast_blas: Any, before: str) -> None:
+    from mlx_lm.tokenizer_utils import TokenizerWrapper
+
+    from workers.llm.language import ModelLanguage
+
+    tokenizer: Any = TokenizerWrapper(
+        toy_tokenizers.byte_level(template=HERMES.replace("<|im_end|>", "</s>"), added=())._tokenizer,
+        tool_parser=parse,
+        tool_call_start="<tool_call>",
+        tool_call_end="</tool_call>",
+    )
+    vocabulary = len(tokenizer)
+    language = ModelLanguage(tokenizer, 8000, vocabulary=vocabulary, trace_text=False)
+    driver = Driver(network(vocabulary=vocabulary), language, vocabulary=vocabulary)
+    said = before + '<tool_call>{"arguments":{"zone":"UTC"},"name":"get_time"}</tool_call>'
+    first = job()
+
+    def answer(text: str, *messages: ChatMessage) -> Asked:
+        shape = Shape(kind="choice", text=json.dumps([text]))
+        generation = msgspec.structs.replace(first.generation, shape=shape)
+        return driver.answer(msgspec.structs.replace(first, messages=messages, generation=generation))
+
+    asked = answer(said, *first.messages)
+    assert calls(asked) == [("get_time", {"zone": "UTC"})]
+    call = {"id": "c", "type": "function", "function": {"name": "get_time", "arguments": '{"zone":"UTC"}'}}
+    messages = (*first.messages, ChatMessage(role="assistant", content=before.strip(), tool_calls=(call,)))
+    for _ in range(2):
+        messages += (ChatMessage(role="user", content="And now?"),)
+        told = language.render(msgspec.structs.replace(first, messages=messages)).ids
+        known = asked.started.prompt_tokens + asked.ended[0].tokens - 1
+        asked = answer("Well.", *messages)
+        assert asked.started.prompt_tokens == len(told) + len(said) - len(before.strip()) - len(call_told(before))
+        # What was forced at the end of an answer went through the network only as part of the next prompt.
+        assert asked.started.cached_tokens >= known - len(said)
+        assert calls(asked) == []
+        messages += (ChatMessage(role="assistant", content="Well."),)
+
+
+def call_told(before: str) -> str:
+    """How the template tells the call, and what it sets it apart with."""
+    call = '<tool_call>\n{"name": "get_time", "arguments": {"zone": "UTC"}}\n</tool_call>'
+    return f"\n{call}" if before else call

@@ -164,3 +164,25 @@ def test_the_prompt_says_what_may_be_called(fast_blas: Any) -> None:
     calling = render(PLAIN, USER, tools=Tools(offered=(WEATHER, TIME), names=("time",), parallel=False)).calling
     assert calling is not None
     assert (calling.tools, calling.parallel, calling.guaranteed) == ((TIME,), False, True)
+
+
+@pytest.mark.parametrize("template", [HERMES, LLAMA, PLAIN])
+def test_how_a_turn_will_be_told_is_how_the_next_prompt_begins(fast_blas: Any, template: str) -> None:
+    tokenizer = toy_tokenizers.byte_level(template=template.replace("<|im_end|>", "</s>").replace("<|eot_id|>", "</s>"))
+    job = Chat((SYSTEM, USER), tools=TOOLS)
+    answer, ends = called("Graz", content="" if template == LLAMA else "Let me see."), tokenizer.eos_token_ids
+    first = prompt.render(tokenizer, job, window=10_000)
+    told = prompt.retold(tokenizer, job, first, answer, ends)
+    assert told is not None and first.text is not None
+    assert told.startswith(first.text) and told.endswith(("</tool_call>", "}"))
+    after = Chat((SYSTEM, USER, answer, result("Graz")), tools=TOOLS)
+    assert str(prompt.render(tokenizer, after, window=10_000).text).startswith(f"{told}</s>")
+
+
+def test_how_a_turn_will_be_told_may_not_be_known(fast_blas: Any) -> None:
+    tokenizer = with_template(LLAMA)
+    job = Chat((USER,), tools=TOOLS)
+    first = prompt.render(tokenizer, job, window=10_000)
+    # The template refuses two calls; and no token of this tokenizer ends a message as the template does.
+    for answer in (called("Graz", "Wien"), called("Graz")):
+        assert prompt.retold(tokenizer, job, first, answer, tokenizer.eos_token_ids) is None

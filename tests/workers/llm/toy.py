@@ -55,6 +55,7 @@ class ToyPrompt:
     thinking: bool = False
     echo: str = ""
     shape: Shape | None = None
+    calling: None = None
 
 
 @dataclass(frozen=True)
@@ -128,6 +129,9 @@ class ToyLanguage:
     def hinted(self, job: Chat | Complete, shape: Shape) -> Chat | Complete:
         assert isinstance(job, Complete) and isinstance(job.prompt, str)
         return msgspec.structs.replace(job, prompt="hint:" + job.prompt)
+
+    def retold(self, job: Chat | Complete, prompt: ToyPrompt, answer: ChatMessage) -> str | None:
+        return None
 
     def encode(self, text: str) -> list[int]:
         return [ord(each) - FIRST for each in text]
