@@ -10,7 +10,7 @@ Knows kinds and messages; knows no HTTP status (service/errors.py has that table
     │   ├── PayloadTooLarge  AudioTooLong
     │   └── UnsupportedMediaType
     ├── NotFound                there is no such route, model, session, …
-    │   └── ModelNotFound  UnknownSession  UnknownAdapter
+    │   └── ModelNotFound  UnknownSession  UnknownAdapter  UnknownResponse
     ├── MethodNotAllowed
     ├── Conflict                what a session is at forbids it, and would forbid it again
     │   └── SessionFinishing  SessionFailed  SequenceGap
@@ -50,6 +50,7 @@ class Kind(StrEnum):
     MODEL_NOT_FOUND = "model_not_found"
     UNKNOWN_SESSION = "unknown_session"
     UNKNOWN_ADAPTER = "unknown_adapter"
+    UNKNOWN_RESPONSE = "unknown_response"
     METHOD_NOT_ALLOWED = "method_not_allowed"
     SESSION_FINISHING = "session_finishing"
     SESSION_FAILED = "session_failed"
@@ -154,6 +155,10 @@ class UnknownSession(NotFound):
 
 class UnknownAdapter(NotFound):
     kind = Kind.UNKNOWN_ADAPTER
+
+
+class UnknownResponse(NotFound):
+    kind = Kind.UNKNOWN_RESPONSE
 
 
 class MethodNotAllowed(Failure):

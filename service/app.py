@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
+from pathlib import Path
 
 import msgspec
 from starlette.applications import Starlette
@@ -31,6 +32,7 @@ from service.dictation.store import Store
 from service.dictation.turns import Turns
 from service.house import House, Workers
 from service.middleware import Exchange
+from service.responses.store import ResponseStore
 from service.spool import Spool
 from service.timing import Timing
 from service.worker import Pool, Worker
@@ -78,7 +80,9 @@ def furnish(config: Config, workers: Workers, spool: Spool, store: Store) -> Hou
     )
     limits = Limits(idle_s=config.session_idle, keep_s=config.session_keep, most=config.max_sessions)
     catalog = Catalog(config.whisper_model, config.llm_model, config.strict_models, int(time.time()))
-    return House(config, workers, spool, Sessions(store, conduct, limits), catalog)
+    folder = Path(config.data_dir)
+    responses = ResponseStore(folder, max_bytes=config.max_response_bytes, keep_s=config.response_keep)
+    return House(config, workers, spool, Sessions(store, conduct, limits), responses, catalog)
 
 
 def build(house: House, lifespan: Lifespan | None = None) -> Starlette:

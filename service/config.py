@@ -78,6 +78,13 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         16 << 30
     )
 
+    response_keep: Annotated[
+        float, Meta(gt=0, description="seconds for which a stored response is kept after its conversation's last turn")
+    ] = 30 * 86400.0
+    max_response_bytes: Annotated[
+        int, Meta(ge=1 << 16, description="disk that all stored responses together may take")
+    ] = 256 << 20
+
     queue_limit: Annotated[int, Meta(ge=1, description="jobs that may wait in front of each kind of worker")] = 64
     start_wait: Annotated[float, Meta(gt=0, description="seconds that a job waits for a starting worker")] = 60.0
     stall_seconds: Annotated[

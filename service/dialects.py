@@ -94,8 +94,7 @@ class Chat:
         return _part(ended.choice, {}, None, ended.reason)
 
     def _logprobs_of(self, said: Iterable[Said]) -> Body:
-        content = [{**_token(each), "top_logprobs": [_token(other) for other in each.likeliest]} for each in said]
-        return {"content": content, "refusal": None}
+        return {"content": spelt(said), "refusal": None}
 
 
 class Text:
@@ -175,6 +174,11 @@ def joined(parts: Iterable[CallPart]) -> tuple[CallPart, ...]:
         before = calls.get(part.index)
         calls[part.index] = part if before is None else replace(before, arguments=before.arguments + part.arguments)
     return tuple(calls.values())
+
+
+def spelt(said: Iterable[Said]) -> list[Body]:
+    """Tokens and their likelier ones, with log-probabilities, as OpenAI's newer protocols have them."""
+    return [{**_token(each), "top_logprobs": [_token(other) for other in each.likeliest]} for each in said]
 
 
 def _token(said: Said | Candidate) -> Body:

@@ -49,6 +49,7 @@ STATUS: dict[Kind, Answer] = {
     Kind.MODEL_NOT_FOUND: _NOT_FOUND,
     Kind.UNKNOWN_SESSION: _NOT_FOUND,
     Kind.UNKNOWN_ADAPTER: _NOT_FOUND,
+    Kind.UNKNOWN_RESPONSE: _NOT_FOUND,
     Kind.METHOD_NOT_ALLOWED: Answer(405, "invalid_request_error"),
     Kind.SESSION_FINISHING: _CONFLICT,
     Kind.SESSION_FAILED: _CONFLICT,

@@ -1,4 +1,4 @@
-"""What every handler is given: settings, workers, the spool, sessions and models' names. Builds nothing itself."""
+"""What every handler is given: settings, workers, what is kept on disk, models' names. Builds nothing itself."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from starlette.responses import Response
 from service.catalog import Catalog
 from service.config import Config
 from service.dictation.sessions import Sessions
+from service.responses.store import ResponseStore
 from service.spool import Spool
 from service.worker import Worker
 
@@ -50,6 +51,7 @@ class House:
     workers: Workers
     spool: Spool
     sessions: Sessions
+    responses: ResponseStore
     catalog: Catalog
 
     async def stop(self, grace: float) -> None:

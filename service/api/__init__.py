@@ -6,7 +6,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from service.api import chat, discovery, messages, operations, sessions, transcriptions
+from service.api import chat, discovery, messages, operations, responses, sessions, transcriptions
 from service.house import Endpoint, House
 
 
@@ -19,6 +19,7 @@ async def index(house: House, request: Request) -> Response:
 
 
 SESSIONS = "/v1/audio/sessions"
+RESPONSES = "/v1/responses"
 
 ROUTES: tuple[Endpoint, ...] = (
     Endpoint("POST", "/v1/audio/transcriptions", transcriptions.transcriptions, "a recording to text, as spoken"),
@@ -34,6 +35,11 @@ ROUTES: tuple[Endpoint, ...] = (
     Endpoint("POST", "/v1/completions", chat.completions, "a text goes on"),
     Endpoint("POST", "/v1/messages", messages.messages, "the next message of a conversation, as Anthropic writes it"),
     Endpoint("POST", "/v1/messages/count_tokens", messages.count_tokens, "how long that conversation's prompt is"),
+    Endpoint("POST", RESPONSES, responses.create, "the next answer of a conversation that is kept here"),
+    Endpoint("POST", f"{RESPONSES}/input_tokens", responses.count, "how long that answer's prompt is"),
+    Endpoint("GET", f"{RESPONSES}/{{id}}", responses.retrieve, "a response that was kept"),
+    Endpoint("DELETE", f"{RESPONSES}/{{id}}", responses.remove, "remove it"),
+    Endpoint("GET", f"{RESPONSES}/{{id}}/input_items", responses.input_items, "what the client sent with it"),
     Endpoint("GET", "/v1", index, "this list"),
     Endpoint("GET", "/v1/models", discovery.models, "the models: configured ones, then those in the hub cache"),
     Endpoint("GET", "/v1/models/{id:path}", discovery.model, "one model, by id or alias"),

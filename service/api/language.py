@@ -8,15 +8,18 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, aclosing
 from dataclasses import dataclass
 from typing import Any, TypeVar
 from urllib.parse import quote
 
 from starlette.requests import Request
 
+from protocol.errors import InvalidRequest
+from protocol.jobs import Chat
 from service import forms, reply, upload
 from service.chat import client
+from service.chat.naming import Names, renamed
 from service.headers import only
 from service.house import House
 from service.sse import EventStream, Message, Told, failed
@@ -60,6 +63,16 @@ async def checked(house: House, parse: Callable[[], tuple[T, str]]) -> tuple[T, 
     llm = house.workers.llm
     assert llm is not None, "the catalog has a language model"
     return made, model, llm
+
+
+async def generating(llm: Worker, job: Chat, names: Names) -> AsyncGenerator[reply.Generating, None]:
+    """As `reply.generating`, of one job; what the worker refuses is named as the request's protocol names it."""
+    try:
+        async with aclosing(reply.generating(llm, (job,))) as events:
+            async for event in events:
+                yield event
+    except InvalidRequest as refusal:
+        raise renamed(refusal, names) from None
 
 
 async def streamed(

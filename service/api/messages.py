@@ -21,7 +21,7 @@ from service.api import language
 from service.dialects import Body
 from service.house import House
 from service.messages.rendering import Answer, Message
-from service.messages.request import MessagesRequest, read_count, read_messages
+from service.messages.request import NAMES, MessagesRequest, read_count, read_messages
 from service.worker import Worker
 
 
@@ -78,7 +78,7 @@ class _Generating:
             yield message
 
     async def _events(self) -> AsyncGenerator[Message, None]:
-        async with aclosing(reply.generating(self.llm, (self.job,))) as events:
+        async with aclosing(language.generating(self.llm, self.job, NAMES)) as events:
             async for event in events:
                 for message in self.answer.take(event):
                     yield message

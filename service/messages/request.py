@@ -14,6 +14,7 @@ from msgspec import Meta
 from protocol.errors import InvalidRequest, MissingField, UnsupportedValue
 from protocol.jobs import Chat, Sampling
 from service import forms
+from service.chat.naming import renamed
 from service.chat.request import ChatRequest, Pin, check_chat, decoded
 from service.chat.shapes import JsonSchema, ResponseFormat
 from service.chat.tools import MOST_TOOLS, Choice, Chosen, GivenFunction, GivenTool, Name, NamedFunction
@@ -84,7 +85,6 @@ class CountRequest(Sampling, frozen=True, kw_only=True):
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    structured_outputs: Any = None
     adapter: str = ""
     session_id: Pin = ""
     prompt_cache_key: Pin = ""
@@ -104,7 +104,6 @@ class CountRequest(Sampling, frozen=True, kw_only=True):
             reasoning_effort=config.effort,
             response_format=_format(config.format),
             chat_template_kwargs=thinks | (self.chat_template_kwargs or {}),
-            structured_outputs=self.structured_outputs,
             adapter=self.adapter,
             session_id=self.session_id,
             prompt_cache_key=self.prompt_cache_key,
@@ -143,7 +142,7 @@ def read_count(members: Mapping[str, Any]) -> tuple[CountRequest, list[str]]:
     return decoded(CountRequest, members, (*NO_EFFECT, "max_tokens", "stop_sequences", "stream"))
 
 
-_NAMES = (
+NAMES = (
     (".function.parameters", ".input_schema"),
     (".function", ""),
     ("response_format.json_schema", "output_config.format"),
@@ -157,15 +156,7 @@ def _job(asked: ChatRequest, client: str, *, trace: bool) -> Chat:
         check_chat(asked)
         return asked.job(client, trace=trace)
     except InvalidRequest as refusal:
-        raise _renamed(refusal) from None
-
-
-def _renamed(refusal: InvalidRequest) -> InvalidRequest:
-    message, param = refusal.message, refusal.param
-    for ours, theirs in _NAMES:
-        message = message.replace(ours, theirs)
-        param = param.replace(ours, theirs) if param else param
-    return type(refusal)(message, param=param, retry=refusal.retry)
+        raise renamed(refusal, NAMES) from None
 
 
 def _tool(tool: ToolGiven, place: str) -> GivenTool:

@@ -1,0 +1,1 @@
+"""OpenAI's Responses: what may be asked, as a chat of ours; an answer's items and events; those kept on disk."""
