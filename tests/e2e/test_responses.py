@@ -9,6 +9,7 @@ from typing import Any
 import openai
 import pytest
 from openai.types.responses import FunctionToolParam, Response
+from pydantic import BaseModel, Field
 
 from tests.e2e.server import Server, serving, unused_port
 
@@ -22,6 +23,11 @@ WEATHER: FunctionToolParam = {
     "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
     "strict": False,
 }
+
+
+class Person(BaseModel):
+    name: str = Field(max_length=20)
+    age: int = Field(ge=0, le=150)
 
 
 def connected(server: Server) -> openai.OpenAI:
@@ -109,13 +115,22 @@ def test_a_tool_that_is_demanded_is_called_and_its_result_is_read(client: openai
     assert [item.arguments for item in final.output if item.type == "function_call"] == [call.arguments]
 
 
+def test_an_answer_has_the_shape_that_was_asked_for(client: openai.OpenAI) -> None:
+    with client.responses.stream(
+        model="x", input="Invent a person.", max_output_tokens=100, temperature=0, text_format=Person
+    ) as stream:
+        stream.until_done()
+        final = stream.get_final_response()
+    assert isinstance(final.output_parsed, Person)
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
         ({"temperature": 3}, "temperature"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
         ({"background": True}, "background"),
-        ({"input": "x " * 20_000}, "messages"),
+        ({"input": "x " * 20_000}, "input"),
     ],
 )
 def test_what_is_wrong_is_a_bad_request(client: openai.OpenAI, fields: dict[str, Any], param: str) -> None:

@@ -203,7 +203,7 @@ def test_log_probabilities_come_where_they_were_asked_for(tmp_path: Path) -> Non
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_refusal_keeps_its_status(tmp_path: Path, stream: bool) -> None:
     with conversing(tmp_path, [ContextLengthExceeded("too long", param="messages")]) as talk:
-        assert post(talk, stream=stream).error == (400, "context_length_exceeded", "messages")
+        assert post(talk, stream=stream).error == (400, "context_length_exceeded", "input")
 
 
 def test_a_late_failure_is_told_twice_and_the_sdk_raises_it(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from protocol.errors import Failure, InvalidValue, MissingField, UnknownAdapter, UnsupportedContent, UnsupportedValue
@@ -118,6 +119,14 @@ def test_sampling_and_limits_reach_the_worker() -> None:
 )
 def test_thinking_is_the_template_s_affair(fields: Any, kwargs: Any) -> None:
     assert job(**fields).template_kwargs == kwargs
+
+
+def test_an_output_format_is_the_answer_s_shape() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    shape = job(output_config={"format": {"type": "json_schema", "schema": schema}}).generation.shape
+    assert shape is not None
+    assert (shape.kind, msgspec.json.decode(shape.text)) == ("json", schema)
+    assert job(output_config={}).generation.shape is None
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from protocol.errors import Failure, InvalidValue, MissingField, UnknownAdapter, UnsupportedContent, UnsupportedValue
@@ -85,6 +86,16 @@ def test_limits_effort_and_log_probabilities_reach_the_worker() -> None:
     assert asked.template_kwargs == {"enable_thinking": True, "reasoning_effort": "low"}
     assert job(include=["message.output_text.logprobs"]).generation.logprobs == 0
     assert job().generation.logprobs is None
+
+
+def test_the_text_s_format_is_the_answer_s_shape() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    asked = {"type": "json_schema", "name": "a", "schema": schema, "strict": True}
+    shape = job(text={"format": asked}).generation.shape
+    assert shape is not None
+    assert (shape.kind, msgspec.json.decode(shape.text)) == ("json", schema)
+    assert job(text={"format": {"type": "json_object"}}).generation.shape is not None
+    assert job(text={"format": {"type": "text"}, "verbosity": "low"}).generation.shape is None
 
 
 @pytest.mark.parametrize(
