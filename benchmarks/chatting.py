@@ -46,6 +46,8 @@ class Answer(msgspec.Struct):
     prompt_tokens: int = 0
     cached_tokens: int = 0
     tokens: int = 0
+    sampling_s: float = 0.0
+    """Of our engine in process: seconds in which its tokens were chosen."""
 
     @property
     def first_s(self) -> float:

@@ -24,9 +24,10 @@ from service.config import Config
 from tests.e2e.server import Server, serving
 
 OURS, ENGINE, THEIRS = "starling, HTTP", "starling, in process", "mlx_lm.server"
-TOKENS = 48
+TOKENS = 32
 """Of a timed answer."""
 CROWD, DECODING = 8, 4
+TOP_P = 0.9
 SHORT, LONG = 8, 1900
 """Words of a question that make about 50 and 2000 tokens of prompt."""
 WORDS = (
@@ -43,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--data-dir", type=Path, default=Path(Config().data_dir), help="where the models are")
     parser.add_argument("--alone", action="store_true", help="without mlx_lm.server")
     options = parser.parse_args(arguments)
-    console = Console()
+    console = Console(width=150)
     console.print(f"{platform.platform()}, {os.cpu_count()} cores, Python {platform.python_version()}")
     model, data_dir = options.model, str(options.data_dir)
     with ExitStack() as stack:
@@ -94,21 +95,30 @@ def story(words: int, tokens: int = 1, after: int = 0, top_p: float = 1.0) -> Qu
 
 def decode(bench: Bench) -> Table:
     """Tokens a second of one client and of eight, greedy and with top_p; what the service and sampling cost."""
-    table = _table(bench, "decode, tokens a second in all", "of which HTTP and pipes", "of which sampling")
+    table = _table(bench, "decode, tokens a second in all", "HTTP and pipes", "our sampling", "their sampling")
+    once = Bench(bench.engines, 1)
     for clients in (1, CROWD):
-        rates: dict[float, dict[str, list[float]]] = {1.0: {}, 0.9: {}}
+        rates: dict[float, dict[str, list[float]]] = {1.0: {}, TOP_P: {}}
+        shares: dict[float, list[float]] = {1.0: [], TOP_P: []}
         for _ in range(bench.rounds):
             for top_p, found in rates.items():
-                once = Bench(bench.engines, 1)
                 asked = [story(SHORT, TOKENS, top_p=top_p) for _ in range(clients)]
                 for name, (answers,) in once.compare(lambda asked=asked: asked).items():  # type: ignore[misc]
                     found.setdefault(name, []).append(rate(answers))
+                    if name == ENGINE:
+                        shares[top_p].append(_sampling(answers))
         for top_p, found in rates.items():
             title = f"{clients} client{'s' if clients > 1 else ''}, {'greedy' if top_p >= 1 else f'top_p {top_p}'}"
             service = 1 - _ratio(found[OURS], found[ENGINE])
-            sampling = ", ".join(f"{1 - _ratio(found[name], rates[1.0][name]):.1%}" for name in found)
-            table.add_row(title, *_cells(found), f"{service:.1%}", sampling if top_p < 1 else "")
+            theirs = 1 - _ratio(found[THEIRS], rates[1.0][THEIRS]) if THEIRS in found else 0.0
+            table.add_row(title, *_cells(found), f"{service:.1%}", f"{median(shares[top_p]):.1%}", f"{theirs:.1%}")
     return table
+
+
+def _sampling(answers: Sequence[Answer]) -> float:
+    """The share of the time in which tokens came that went into choosing them."""
+    spoken = max(each.times[-1] for each in answers) - min(each.times[0] for each in answers)
+    return sum(each.sampling_s for each in answers) / spoken
 
 
 def first(bench: Bench) -> Table:

@@ -1,14 +1,29 @@
 """What a worker is told once, as its first frame: which engine it is and the engine's defaults.
 
-Knows no path of its own and reads no environment: the service fills these in from its configuration.
+Knows no path of its own and reads no environment: the service fills these in from its configuration. Of the machine it
+looks at the size of its memory alone.
 """
 
 from __future__ import annotations
+
+import os
 
 import msgspec
 
 SAMPLE_RATE = 16_000
 """Samples per second of every `Pcm`: what Whisper's mel filters are made for (openai/whisper audio.py)."""
+
+
+LEAST_CACHE_BYTES = 128 << 20
+"""A conversation of 2500 tokens with a model of 135 million parameters: 46 KiB of keys and values each."""
+CACHE_MEMORY = 192
+"""One part in so many of the machine's memory is for what finished conversations leave behind."""
+
+
+def cache_bytes() -> int:
+    """The prompt cache's default: as much as small machines can spare, and more where there is more."""
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return max(LEAST_CACHE_BYTES, memory // CACHE_MEMORY)
 
 
 class MediaSettings(msgspec.Struct, frozen=True, tag="media"):
@@ -56,7 +71,7 @@ class LlmSettings(msgspec.Struct, frozen=True, tag="llm"):
     threads: int = 0
     """Compute streams on a CPU; 0: one for each core that this process may use, two at most."""
     offline: bool = False
-    cache_bytes: int = 256 << 20
+    cache_bytes: int = msgspec.field(default_factory=cache_bytes)
     """Of keys and values that finished conversations leave behind."""
     max_rows: int = 16
     """Choices decoded together; more wait."""

@@ -19,6 +19,8 @@ from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, ge
 import msgspec
 from msgspec import Meta
 
+from protocol.settings import cache_bytes
+
 PREFIX = "STARLING_"
 CONFIG_VARIABLE = "STARLING_CONFIG"
 """Names the TOML file when `--config` does not; the one variable that is no setting."""
@@ -53,7 +55,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         str, Meta(description="a folder, a Hugging Face id or a starter's name; empty: no language model")
     ] = "smollm2-135m-instruct"
     llm_cache_bytes: Annotated[int, Meta(ge=0, description="memory for what finished conversations leave behind")] = (
-        256 << 20
+        msgspec.field(default_factory=cache_bytes)
     )
     whisper_workers: Annotated[int, Meta(ge=1, le=64, description="processes for the speech model")] = 1
     media_workers: Annotated[int, Meta(ge=1, le=64, description="processes that decode uploads")] = 2

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -26,9 +26,12 @@ def main() -> None:
     from workers.llm.engine import build
 
     engine = build(LlmSettings(model, data_dir, offline=True), lambda loading: None)
+    spent = _timed_sampling()
     print("ready", flush=True)
     for line in sys.stdin:
+        spent.clear()
         answers = answer(engine, msgspec.json.decode(line, type=list[Question]))
+        answers[0].sampling_s = sum(spent)
         print(msgspec.json.encode(answers).decode(), flush=True)
 
 
@@ -43,6 +46,23 @@ def answer(engine: LlmEngine, questions: Sequence[Question]) -> list[Answer]:
                 engine.admit(_job(questions[place]), lambda event, own=answers[place]: _hear(event, own))  # type: ignore[misc]
         engine.step()
     return answers
+
+
+def _timed_sampling() -> list[float]:
+    """From here on each choice of a token adds its seconds to the list."""
+    from workers.llm.sampling import Sampler
+
+    spent: list[float] = []
+    plain = Sampler.choose
+
+    def choose(sampler: Sampler, *arguments: Any, **options: Any) -> int:
+        began = time.perf_counter()
+        token = plain(sampler, *arguments, **options)
+        spent.append(time.perf_counter() - began)
+        return token
+
+    Sampler.choose = choose  # type: ignore[method-assign]
+    return spent
 
 
 def _job(question: Question) -> Chat:
