@@ -40,6 +40,8 @@ class Answer(msgspec.Struct):
     """What was heard, in seconds of one clock."""
 
     asked: float = 0.0
+    first: float = 0.0
+    """When its first token came, or its end where there was none."""
     times: list[float] = []
     """When each piece of text came; a piece is a token but for broken characters."""
     text: str = ""
@@ -51,7 +53,7 @@ class Answer(msgspec.Struct):
 
     @property
     def first_s(self) -> float:
-        return self.times[0] - self.asked
+        return self.first - self.asked
 
     @property
     def gap_s(self) -> float:
@@ -111,6 +113,8 @@ def _stream(url: str, question: Question, answer: Answer) -> None:
             if text:
                 answer.times.append(time.perf_counter())
                 answer.text += text
+            if text or any(choice.finish_reason for choice in chunk.choices):
+                answer.first = answer.first or time.perf_counter()
             if chunk.usage is not None:
                 answer.prompt_tokens, answer.tokens = chunk.usage.prompt_tokens, chunk.usage.completion_tokens
                 if chunk.usage.prompt_tokens_details is not None:
@@ -135,6 +139,7 @@ class _Said(msgspec.Struct):
 
 class _Choice(msgspec.Struct):
     delta: _Said
+    finish_reason: str | None = None
 
 
 class _Chunk(msgspec.Struct):

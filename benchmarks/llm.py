@@ -28,8 +28,8 @@ TOKENS = 32
 """Of a timed answer."""
 CROWD, DECODING = 8, 4
 TOP_P = 0.9
-SHORT, LONG = 8, 1900
-"""Words of a question that make about 50 and 2000 tokens of prompt."""
+SHORT, MIDDLE, LONG = 1, 50, 185
+"""Sentences of a question that make about 50, 600 and 2000 tokens of prompt."""
 WORDS = (
     "apple river stone window garden letter music bridge candle forest winter market silver pocket ladder ocean "
     "teacher kitchen mirror shadow village engine blanket harvest lantern meadow orchard pebble saddle thunder"
@@ -80,12 +80,13 @@ class Bench:
         return found
 
 
-def story(words: int, tokens: int = 1, after: int = 0, top_p: float = 1.0) -> Question:
-    """A question of so many words, most of them random, that is answered at length. The random ones come first, so that
-    no prompt cache knows more of it than the template's beginning."""
-    drawn = " ".join(random.choices(WORDS.split(), k=words))
+def story(sentences: int, tokens: int = 1, after: int = 0, top_p: float = 1.0) -> Question:
+    """A question that is answered at length. What is random in it comes first, so that no prompt cache knows more of it
+    than the template's beginning."""
+    drawn = (random.sample(WORDS.split(), 3) for _ in range(sentences))
+    said = " ".join(f"The {one} and the {other} went to the {third}." for one, other, third in drawn)
     return Question(
-        messages=({"role": "user", "content": f"{drawn}: tell me a very long story of these words."},),
+        messages=({"role": "user", "content": f"{said} Tell me a very long story about them."},),
         tokens=tokens,
         temperature=0.0 if top_p >= 1 else 0.7,
         top_p=top_p,
@@ -141,13 +142,13 @@ def first(bench: Bench) -> Table:
 
 
 def arrival(bench: Bench) -> Table:
-    """A short and a long chat that come while four decode: their first token, and the longest gap of the others."""
+    """A short and a longer chat that come while four decode: their first token, and the longest gap of the others."""
     table = _table(bench, f"while {DECODING} decode, seconds")
-    for title, words, tokens in (("short chat", SHORT, TOKENS), ("long chat", LONG // 4, 2 * TOKENS)):
+    for title, sentences, tokens in (("short chat", SHORT, TOKENS), ("longer chat", MIDDLE, 2 * TOKENS)):
         found = bench.compare(
-            lambda words=words, tokens=tokens: [  # type: ignore[misc]
+            lambda sentences=sentences, tokens=tokens: [  # type: ignore[misc]
                 *(story(SHORT, tokens) for _ in range(DECODING)),
-                story(words, 2, after=8),
+                story(sentences, 2, after=8),
             ]
         )
         firsts = {name: [answers[-1].first_s for answers in rounds] for name, rounds in found.items()}

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from benchmarks.chatting import Answer, Question
-from protocol.events import Delta, Event, Failed, Generated
+from protocol.events import ChoiceEnded, Delta, Event, Failed, Generated
 from protocol.jobs import Chat, ChatMessage, Generation, Sampling
 from protocol.settings import LlmSettings
 
@@ -61,7 +61,8 @@ def _timed_sampling() -> list[float]:
         spent.append(time.perf_counter() - began)
         return token
 
-    Sampler.choose = choose  # type: ignore[method-assign]
+    patched: Any = Sampler
+    patched.choose = choose
     return spent
 
 
@@ -75,6 +76,8 @@ def _job(question: Question) -> Chat:
 
 
 def _hear(event: Event, answer: Answer) -> None:
+    if isinstance(event, Delta | ChoiceEnded):
+        answer.first = answer.first or time.perf_counter()
     if isinstance(event, Delta) and event.text:
         answer.times.append(time.perf_counter())
         answer.text += event.text
