@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from workers.llm.queue import BUSY_S, IDLE_S, Line, Pace, Shares
+from workers.llm.queue import BUSY_S, IDLE_S, WORTH_READING, Line, Pace, Shares
 from workers.llm.running import Running
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class Reading:
         self._memory_bytes = memory_bytes
         self._line: Line[Running] = Line(shares, lambda job: job.client, lambda job: job.left)
         self._busy_pace = Pace(BUSY_S, first=32)
-        self._idle_pace = Pace(IDLE_S, first=256, least=128)
+        self._idle_pace = Pace(IDLE_S, first=WORTH_READING, least=WORTH_READING)
         self.pieces = 0
         self.tokens = 0
         """Both since the start."""

@@ -11,27 +11,34 @@ from typing import Any
 
 import mlx.core as mx
 
-from workers.whisper.cpu.kernels import SCORE_LIMIT
+from workers.whisper.cpu.kernels import LOG2E, SCORE_LIMIT
 
 BLOCK = 128
 """New positions whose scores are computed together: one head's stay in the cache of a core."""
 
+FEW_SCORES = 2048
+"""Up to so many MLX's softmax is sooner done than the operations that go around its slow exponential."""
+
 Exp2 = Callable[[mx.array], mx.array]
 
 
-def attend(queries: mx.array, keys: mx.array, values: mx.array, mask: mx.array | None) -> mx.array:
+def attend(queries: mx.array, keys: mx.array, values: mx.array, mask: mx.array | None, exp2: Exp2) -> mx.array:
     """queries (B, heads, L, d), keys and values (B, key heads, T, d) -> (B, L, heads * d). Any mask, natural units.
 
-    mask: added to the scores (B or 1, 1, L, T).
+    mask: added to the scores (B or 1, 1, L, T); finite.
     """
     rows, heads, length, size = queries.shape
-    groups = keys.shape[1]
+    groups, end = keys.shape[1], keys.shape[2]
     grouped = queries.reshape(rows, groups, -1, size)  # (B, key heads, heads / key heads * L, d)
-    scores = grouped @ keys.swapaxes(-1, -2)
+    many = rows * heads * length * end > FEW_SCORES
+    scores = (grouped * LOG2E if many else grouped) @ keys.swapaxes(-1, -2)
     if mask is not None:
-        end = scores.shape[-1]
         scores = (scores.reshape(rows, groups, -1, length, end) + mask[:, :, None]).reshape(scores.shape)
-    mixed = mx.softmax(scores, axis=-1) @ values
+    if many:
+        powers = exp2(scores - mx.max(scores, axis=-1, keepdims=True))
+        mixed = (powers @ values) / (powers @ mx.ones((end, 1)))
+    else:
+        mixed = mx.softmax(scores, axis=-1) @ values
     return mixed.reshape(rows, heads, length, size).swapaxes(1, 2).reshape(rows, length, heads * size)
 
 

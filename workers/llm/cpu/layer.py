@@ -122,7 +122,7 @@ class Layer(Module):
             mixed = scaled_dot_product_attention(queries, keys, values, cache=cache, scale=1.0, mask=mask)
             mixed = mixed.swapaxes(1, 2)
         else:
-            mixed = attend(queries, keys, values, _added(here, mask, length, keys.shape[2]))
+            mixed = attend(queries, keys, values, _added(here, mask, length, keys.shape[2]), kernels.exp2)
         flat = flat + self._weights.out(mixed.reshape(rows * length, -1))
         after = self._mlp_few(flat).reshape(rows, length, width)
         if self._index % _AHEAD == 0:
