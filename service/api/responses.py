@@ -118,9 +118,9 @@ def _parser(store: ResponseStore, asking: Asking) -> Callable[[], tuple[_Wanted,
 
 def _given(store: ResponseStore, fields: ResponsesRequest, members: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
     """The input as items, those that it only refers to by their ids taken from the store. Raises UnknownResponse."""
-    raw = members.get("input") or ()
-    if isinstance(raw, str):
-        return items.listed(raw)
+    raw = members.get("input")
+    if raw is None or isinstance(raw, str):
+        return items.listed(() if raw is None else raw)
     resolved = [
         store.item(item.id or "", param=f"input[{index}].id") if item.kind == "item_reference" else raw[index]
         for index, item in enumerate(fields.items)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 from collections.abc import Iterator
@@ -16,7 +15,7 @@ from protocol.errors import ContextLengthExceeded, Failure, ModelNotConfigured, 
 from protocol.events import ChoiceEnded, Counted, Delta, Generated, Started
 from protocol.jobs import Chat, CountTokens
 from protocol.tools import CallPart
-from tests.asgi import FORM, JSON, Reply, ask, opened
+from tests.asgi import FORM, JSON, Reply, ask
 from tests.conversing import GENERATED, HI, READY, SAID, SPENT, Conversing, conversing, events
 from tests.fakes import FakeWorker
 from tests.scripted import scripted
@@ -246,17 +245,3 @@ def test_counting_asks_the_worker_about_the_same_conversation(tmp_path: Path) ->
         talk.post(PATH, {**body, "max_tokens": 3})
         assert counted.messages == talk.job.messages
         assert error(talk.post(f"{PATH}/count_tokens", {})) == (400, "invalid_request_error")
-
-
-def test_a_client_that_leaves_in_mid_stream_cancels_it(tmp_path: Path) -> None:
-    never = asyncio.Event()
-
-    async def main() -> None:
-        with conversing(tmp_path, [*SAID[:2], never]) as talk:
-            async with opened(talk.app, "POST", PATH, JSON) as exchange:
-                exchange.send(json.dumps({"max_tokens": 9, "messages": HI, "stream": True}).encode(), more=False)
-                await exchange.until(b'"Hel"')
-                exchange.leave()
-            assert talk.llm.cancelled == talk.llm.jobs
-
-    asyncio.run(main())
