@@ -23,5 +23,5 @@ def model_data_dir() -> Path:
 
 @pytest.fixture(scope="session")
 def fast_blas(model_data_dir: Path) -> blas.Blas:
-    """The BLAS that this process computes with; comes before the first mlx. One thread, as in the speech worker."""
-    return blas.prepare(model_data_dir, threads=1)
+    """The BLAS that this process computes with; comes before the first mlx. As in the speech worker."""
+    return blas.prepare(model_data_dir, threads=1, few=True)

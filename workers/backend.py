@@ -23,7 +23,7 @@ def start(data_dir: str, report: Callable[[Loading], None]) -> Backend:
     """Load the BLAS and MLX, in this order, for a model that runs its own streams side by side."""
     report(Loading("preparing BLAS"))
     # One thread: on a CPU the model's own streams are what runs side by side.
-    library = prepare_blas(data_dir, threads=1)
+    library = prepare_blas(data_dir, threads=1, few=True)
     report(Loading("importing MLX"))
     share_heap()
     import mlx.core as mx
@@ -33,9 +33,9 @@ def start(data_dir: str, report: Callable[[Loading], None]) -> Backend:
     return backend
 
 
-def prepare_blas(data_dir: str, threads: int) -> blas.Blas:
+def prepare_blas(data_dir: str, threads: int, *, few: bool = False) -> blas.Blas:
     """As blas.prepare, and loud where there is none but the slow one."""
-    library = blas.prepare(data_dir, threads)
+    library = blas.prepare(data_dir, threads, few=few)
     if library.slow:
         _log.warning("MLX runs on the reference BLAS, fifty times slower than OpenBLAS: %s", library.reason)
     return library

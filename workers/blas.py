@@ -22,6 +22,8 @@ from pathlib import Path
 
 import msgspec
 
+from workers import few_rows
+
 SYSTEM_NAMES = ("libopenblasp.so.0", "libopenblaso.so.0", "libopenblas.so.0", "libopenblas.so")
 """Fedora's threaded builds come first: its libopenblas.so.0 uses one core. Debian and Arch have only that name."""
 
@@ -58,6 +60,8 @@ class Blas(msgspec.Struct, frozen=True):
     reason: str = ""
     """Why it is slow, and what would help; empty otherwise."""
     threads: int = 0
+    few_rows: int = 0
+    """Products with up to so many rows go row by row (few_rows.py)."""
 
     @property
     def description(self) -> str:
@@ -70,10 +74,11 @@ class Unusable(Exception):
     """This library cannot serve MLX; the message says why."""
 
 
-def prepare(data_dir: str | Path, threads: int = 0) -> Blas:
+def prepare(data_dir: str | Path, threads: int = 0, *, few: bool = False) -> Blas:
     """Load the best BLAS there is into this process and say which. Never raises for what is missing.
 
     `threads` 0 means one for each core that this process may use. The converted library is kept in `data_dir`/blas.
+    `few`: go round its packing for products with few rows, where that is faster (few_rows.py).
     """
     if not needed():
         return Blas("Accelerate" if sys.platform == "darwin" else "")
@@ -83,7 +88,7 @@ def prepare(data_dir: str | Path, threads: int = 0) -> Blas:
     reasons = []
     for find in (_system, _from_wheel):
         try:
-            return find(Path(data_dir) / "blas")
+            return find(Path(data_dir) / "blas", few)
         except Unusable as error:
             reasons.append(str(error))
     return Blas("reference BLAS", slow=True, reason="; ".join(reasons))
@@ -122,7 +127,7 @@ def _already_loaded() -> Blas:
         return Blas("reference BLAS", slow=True, reason="mlx was imported before its BLAS was chosen")
 
 
-def _system(_folder: Path) -> Blas:
+def _system(folder: Path, few: bool = False) -> Blas:
     names = [*SYSTEM_NAMES]
     found = ctypes.util.find_library("openblas")
     if found and found not in names:
@@ -130,23 +135,23 @@ def _system(_folder: Path) -> Blas:
     refused = []
     for name in names:
         try:
-            return _load(name, "system")
+            return _load(name, "system", folder if few else None)
         except Unusable as error:
             if "cannot open shared object file" not in str(error):
                 refused.append(f"{name}: {error}")
     raise Unusable("; ".join(refused) or "no system OpenBLAS")
 
 
-def _from_wheel(folder: Path) -> Blas:
+def _from_wheel(folder: Path, few: bool = False) -> Blas:
     source, version = _wheel_library()
     target = folder / f"libopenblas-{version}-{platform.machine()}-{_RENAMES}.so"
     if target.exists():
         try:
-            return _load(str(target), "scipy-openblas32")
+            return _load(str(target), "scipy-openblas32", folder if few else None)
         except Unusable:
             target.unlink(missing_ok=True)
     _rename_symbols(source, target)
-    return _load(str(target), "scipy-openblas32")
+    return _load(str(target), "scipy-openblas32", folder if few else None)
 
 
 def _wheel_library() -> tuple[Path, str]:
@@ -196,13 +201,18 @@ def _patchelf() -> str:
     raise Unusable("patchelf is not installed (make setup)")
 
 
-def _load(path: str, origin: str) -> Blas:
-    """Open a library for the whole process. Raises Unusable, without making it global, when it does not fit."""
+def _load(path: str, origin: str, few_in: Path | None = None) -> Blas:
+    """Open a library for the whole process. Raises Unusable, without making it global, when it does not fit.
+
+    few_in: where to keep what few_rows.py compiles; None is without."""
     try:
-        _describe(ctypes.CDLL(path, mode=ctypes.RTLD_LOCAL), origin, path)
-        return _describe(ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL), origin, path)
+        library = ctypes.CDLL(path, mode=ctypes.RTLD_LOCAL)
+        found = _describe(library, origin, path)
+        rows = few_rows.install(library, few_in, compiler()) if few_in else 0
+        ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
     except OSError as error:
         raise Unusable(str(error)) from error
+    return msgspec.structs.replace(found, few_rows=rows)
 
 
 def _describe(library: ctypes.CDLL, origin: str, path: str) -> Blas:

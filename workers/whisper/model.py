@@ -79,7 +79,7 @@ class WhisperModel(Protocol[E, R]):
         ...
 
     def step(self, rows: Sequence[R], tokens: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """One token (n,) for every row of every group: logits (n, vocabulary) float32 each. Waits once.
+        """Tokens (n,) or (n, length) for the rows of every group: logits, a row of them for each token. Waits once.
 
         Groups may differ in window, context and position, and come in any company from one step to the next.
         """
@@ -194,8 +194,8 @@ class PlainModel:
         return list(zip(groups, np.split(logits, np.cumsum([len(at) for _, _, at in starts])[:-1]), strict=True))
 
     def step(self, rows: Sequence[PlainRows], tokens: Sequence[np.ndarray]) -> list[np.ndarray]:
-        logits = self._forward(rows, [np.asarray(ids)[:, None] for ids in tokens])
-        return np.split(logits, np.cumsum([group.n for group in rows])[:-1])
+        logits = self._forward(rows, [np.reshape(ids, (group.n, -1)) for group, ids in zip(rows, tokens, strict=True)])
+        return np.split(logits, np.cumsum([np.size(ids) for ids in tokens])[:-1])
 
     def align(self, encoded: PlainEncoded, tokens: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
         scores: dict[tuple[int, int], mx.array] = {}

@@ -47,10 +47,11 @@ class Prefill:
 
 @dataclass(frozen=True)
 class Step:
-    """Answered by logits (n, vocab)."""
+    """Answered by logits, a row of them for each token."""
 
     rows: Rows
     tokens: Ints
+    """(n,), or (n, length) where a row is ahead of its choices."""
 
 
 @dataclass(frozen=True)

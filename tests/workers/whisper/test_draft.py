@@ -67,7 +67,7 @@ def test_any_draft_gives_the_same_answers_alone_and_in_a_batch(tmp_path: Path, h
         assert events[-1].reached == expected[-1].reached
 
 
-def test_a_right_draft_takes_no_step_and_a_wrong_one_as_many_as_none(tmp_path: Path) -> None:
+def test_a_right_draft_takes_no_step_and_a_wrong_one_hardly_more_than_none(tmp_path: Path) -> None:
     script = [T, *[HI, YOU] * 10, T + 100]
     audio = sound(tmp_path / "spool", 5.0)
     found = {}
@@ -78,7 +78,7 @@ def test_a_right_draft_takes_no_step_and_a_wrong_one_as_many_as_none(tmp_path: P
         found[name] = steps(model)
     assert found == {
         "right": 0,
-        "empty": 22,
+        "empty": 21,
         "wrong": 22,
         "half right": 11,
         "short": 11,
@@ -92,7 +92,7 @@ def test_a_draft_is_for_the_first_window_alone(tmp_path: Path) -> None:
     audio = sound(tmp_path / "spool", 40.0)
     model = ToyModel(scripted([T, HI, T + 1000], [T, HI, T + 200]))
     run(model, [job(audio, draft=[T, HI, T + 1000], language="en", temperature=(0.0,))])
-    assert steps(model) == 3
+    assert steps(model) == 2
 
 
 def test_a_row_that_follows_a_draft_stops_at_half_the_context(tmp_path: Path) -> None:
@@ -104,6 +104,41 @@ def test_a_row_that_follows_a_draft_stops_at_half_the_context(tmp_path: Path) ->
         for draft in ([], loop, [T, HI])
     ]
     assert [len(each) for each in tokens] == [224, 224, 224]
+
+
+def test_timestamps_that_follow_from_what_was_said_take_no_step(tmp_path: Path) -> None:
+    """The window's beginning is read with the prompt, a segment's with the end of the one before."""
+    model = ToyModel(scripted([T, HI, T + 50, T + 50, YOU, T + 99, EOT]))
+    found = segments(run(model, [job(sound(tmp_path / "spool", 5.0), language="en")])[0])
+    assert [each.tokens for each in found] == [(T, HI, T + 50), (T + 50, YOU, T + 99)]
+    # Fed: HI | T + 50 twice | YOU | T + 99 twice, of which the second is not said.
+    assert steps(model) == 4
+
+
+@pytest.mark.parametrize("said", [[T + 7, HI, T + 50, EOT], [T, HI, T + 50, T + 60, YOU, T + 99, EOT]])
+def test_where_other_timestamps_are_said_they_count(tmp_path: Path, said: list[int]) -> None:
+    audio = sound(tmp_path / "spool", 5.0)
+    tokens = [
+        token
+        for each in segments(run(ToyModel(scripted(said)), [job(audio, language="en")])[0])
+        for token in each.tokens
+    ]
+    assert tokens == [token for token in said if token != EOT]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_step_may_take_more_than_one_token_of_a_row(kind: str, make_module: Any, make_mel: Any) -> None:
+    """Beside another row that takes one."""
+    module = make_module("base")
+    mel = make_mel(module)
+    expected, _ = reference(module, mel, TOKENS)
+    model = build(kind, module)
+    window = encode(model, mel)
+    (ahead, _), (beside, _) = model.prefill_many([(window, TOKENS[:3], [-1]), (window, TOKENS[:4], [-1])])
+    found = model.step([beside, ahead], [np.array(TOKENS[4:5]), np.array([TOKENS[3:6]])])
+    assert_near(found[0], expected[4:5])
+    assert_near(found[1], expected[3:6])
+    assert (beside.position, ahead.position) == (5, 6)
 
 
 @pytest.mark.parametrize("kind", KINDS)

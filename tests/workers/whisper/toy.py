@@ -96,10 +96,12 @@ class ToyModel:
         self.calls.append(("step", sum(group.n for group in rows)))
         found = []
         for group, line in zip(rows, tokens, strict=True):
-            assert len(line) == group.n
-            for row, token in zip(group.said, line.tolist(), strict=True):
-                row.append(token)
-            found.append(np.stack([self.says(group.encoded, row) for row in group.said]))
+            logits = []
+            for row, added in zip(group.said, line.reshape(group.n, -1).tolist(), strict=True):
+                for token in added:
+                    row.append(token)
+                    logits.append(self.says(group.encoded, row))
+            found.append(np.stack(logits))
         return found
 
     def align(self, encoded: ToyEncoded, tokens: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:

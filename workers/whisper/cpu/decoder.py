@@ -22,7 +22,9 @@ GROWTH = 64
 
 @dataclass(frozen=True)
 class CpuEncoded:
-    """A window's cross keys (heads, d/heads, frames) and values (heads, frames, d/heads + 1), [layer][stream]."""
+    """A window's cross keys (heads, d/heads, frames) and values (heads, d/heads + 1, frames), [layer][stream].
+
+    Frames are innermost in both: one row's products then read them once, straight through."""
 
     context: int
     keys: list[list[mx.array]]
@@ -109,8 +111,8 @@ class Decoder:
                 with mx.stream(stream):
                     k = mx.addmm(part.cross_key_bias, part.cross_key, x.T)
                     keys[-1].append(k.reshape(part.heads, self.head_size, context))
-                    v = mx.addmm(part.cross_value_bias, x, part.cross_value.T)
-                    values[-1].append(mx.contiguous(v.reshape(context, part.heads, -1).swapaxes(0, 1)))
+                    v = mx.addmm(part.cross_value_bias, part.cross_value, x.T)
+                    values[-1].append(v.reshape(part.heads, self.head_size + 1, context))
         return CpuEncoded(context, keys, values)
 
     def new_rows(self, encoded: CpuEncoded, length: int) -> CpuRows:
@@ -217,7 +219,7 @@ class Decoder:
                 weights, start = self.kernels.exp2_below_max(s), 0
                 for j, e in zip(same, cross, strict=True):
                     stop = start + blocks[j].rows.n * blocks[j].length
-                    outs[j] = weights[:, start:stop] @ e.values[index][i]
+                    outs[j] = weights[:, start:stop] @ e.values[index][i].swapaxes(1, 2)
                     start = stop
             o = outs[0] if len(outs) == 1 else mx.concatenate([outs[j] for j in range(len(blocks))], axis=1)
             return part.cross_out(self._join([o[..., :-1] / o[..., -1:]]))

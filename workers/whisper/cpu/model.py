@@ -54,8 +54,10 @@ class CpuModel:
         return list(zip(groups, np.split(logits, np.cumsum([len(at) for _, _, at in starts])[:-1]), strict=True))
 
     def step(self, rows: Sequence[CpuRows], tokens: Sequence[np.ndarray]) -> list[np.ndarray]:
-        logits = self.decoder.forward(rows, [np.asarray(ids)[:, None] for ids in tokens])
-        return np.split(logits, np.cumsum([group.n for group in rows])[:-1])
+        logits = self.decoder.forward(
+            rows, [np.reshape(ids, (group.n, -1)) for group, ids in zip(rows, tokens, strict=True)]
+        )
+        return np.split(logits, np.cumsum([np.size(ids) for ids in tokens])[:-1])
 
     def align(self, encoded: CpuEncoded, tokens: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
         scores: dict[tuple[int, int], mx.array] = {}

@@ -61,7 +61,7 @@ class Part:
     cross_key: mx.array  # (heads d/heads, d)
     cross_key_bias: mx.array  # (heads d/heads, 1)
     cross_value: mx.array  # (heads (d/heads + 1), d), a zero row after each head
-    cross_value_bias: mx.array  # 1 for the zero rows
+    cross_value_bias: mx.array  # (heads (d/heads + 1), 1): 1 for the zero rows
     cross_out: Chunked
     up: Chunked
     down: Chunked
@@ -109,7 +109,7 @@ def _part(block: Any, encoder_norm: Any, heads: slice, hidden: slice, head_size:
         cross_key=cross_k,
         cross_key_bias=cross_k_bias[:, None],
         cross_value=cross_v,
-        cross_value_bias=cross_v_bias,
+        cross_value_bias=cross_v_bias[:, None],
         cross_out=_writer(cross.out, rows, first),
         up=chunked(up, up_bias, chunk_rows(*up.shape)),
         down=_writer(block.mlp2, hidden, first),

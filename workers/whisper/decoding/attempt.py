@@ -101,6 +101,9 @@ class Limits:
 class Search:
     """The way from logits to the next rows. Subclasses choose; this holds what they share."""
 
+    follows_drafts = False
+    """Whether it is a single row, which can be ahead of its choices and go back."""
+
     def __init__(self, rows: Rows, eot: int) -> None:
         self.rows = rows
         self.eot = eot
@@ -131,6 +134,7 @@ class Independent(Search):
         """Which sample each live row is: its random numbers depend on that, not on its place."""
         self.live = [Hypothesis() for _ in range(n)]
         self._ended: dict[int, Hypothesis] = {}
+        self.follows_drafts = n == 1
 
     def advance(self, logits: Floats, normaliser: npt.NDArray[np.float64]) -> None:
         expanded = len(logits) == len(self.live)
@@ -216,6 +220,14 @@ class Attempt:
         if self.search.complete or self._sampled >= self._most:
             return None
         return np.array([row.tokens[-1] for row in self.search.live], np.int64)
+
+    def draft(self) -> tuple[int, ...]:
+        """What the row will probably say behind the token it wants fed: where a segment ends, the next one begins.
+        To be fed with that token and answered by `follow`: two tokens at once cost little more than one."""
+        if not self.search.follows_drafts or self._sampled + 1 >= self._most:
+            return ()
+        next_start = self._filters.next_start(self.search.live[0].tokens)
+        return () if next_start is None else (next_start,)
 
     def feed(self, logits: Floats) -> None:
         """logits: (rows, vocab), raw; with the prompt's, (1, vocab) whatever the number of rows."""

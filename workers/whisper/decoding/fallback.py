@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from protocol.jobs import Decoding
 from workers.whisper.decoding.attempt import Limits, Proposal, Result, Strategy, begin, probability
 from workers.whisper.decoding.filters import Filters
@@ -89,7 +91,7 @@ def decode_window(
     result: Result | None = None
     for temperature in decoding.temperature:
         strategy = strategy_of(decoding, temperature)
-        following = proposal if temperature == 0 and strategy.beam_size == 1 else NOTHING
+        following = proposal if temperature == 0 and is_single(strategy) else NOTHING
         result = yield from attempt(
             kit, decoding, encoded, prompt, strategy, key, following, limits=limits, loops=not guard
         )
@@ -101,6 +103,11 @@ def decode_window(
             break
     assert result is not None
     return result
+
+
+def is_single(strategy: Strategy) -> bool:
+    """Whether one row tries alone; only that can follow a proposal."""
+    return (strategy.beam_size if strategy.temperature == 0 else strategy.best_of) == 1
 
 
 def strategy_of(decoding: Decoding, temperature: float) -> Strategy:
@@ -123,6 +130,9 @@ def attempt(
     none; `loops`: whether to go on in one."""
     limits = limits or kit.limits
     length = len(prompt.tokens)
+    filters = kit.filters(timestamps=not decoding.without_timestamps)
+    if not proposal.tokens and is_single(strategy) and (first := filters.next_start(())) is not None:
+        proposal = Proposal((first,))
     proposal = proposal.within(limits, length, kit.dims.n_vocab, kit.tokenizer.eot)
     at = (prompt.sot, *range(length - 1, length + len(proposal.tokens)))
     rows, logits = yield Prefill(encoded, (*prompt.tokens, *proposal.tokens), at)
@@ -130,7 +140,7 @@ def attempt(
     tried = begin(
         rows,
         tokenizer=kit.tokenizer,
-        filters=kit.filters(timestamps=not decoding.without_timestamps),
+        filters=filters,
         limits=limits,
         prompt=prompt.tokens,
         how=strategy,
@@ -138,5 +148,9 @@ def attempt(
     )
     rows.truncate(length + tried.follow(logits[1:], proposal))
     while (tokens := tried.wants()) is not None and (loops or tried.ratio(kit.tokenizer) <= LOOPS):
-        tried.feed((yield Step(rows, tokens)))
+        if draft := tried.draft():
+            logits = yield Step(rows, np.array([[*tokens, *draft]]))
+            rows.truncate(rows.position - len(draft) + tried.follow(logits, Proposal(draft)))
+        else:
+            tried.feed((yield Step(rows, tokens)))
     return tried.result(kit.tokenizer, strategy.temperature, no_speech)

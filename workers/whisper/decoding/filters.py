@@ -66,6 +66,15 @@ class Filters:
                 row[:begin] = NEVER
         return filtered
 
+    def next_start(self, said: Sequence[int]) -> int | None:
+        """The timestamp that probably comes next: of a window its beginning, of a segment the end of the one before.
+        None where text is to come, or anything."""
+        if not self._timestamps:
+            return None
+        if not said:
+            return self._begin
+        return said[-1] if said[-1] >= self._begin and not self._paired(said) else None
+
     def _prefers_time(self, logits: Floats) -> npt.NDArray[np.bool_]:
         """Whether all timestamps together are likelier than any other single token. Weighed before the pairing rules
         act, as mlx-whisper does."""
