@@ -57,8 +57,8 @@ class Answer(msgspec.Struct):
 
     @property
     def gap_s(self) -> float:
-        """The longest between two pieces."""
-        return max(later - earlier for earlier, later in pairwise(self.times))
+        """The longest between two pieces; 0 where there are none."""
+        return max((later - earlier for earlier, later in pairwise(self.times)), default=0.0)
 
 
 Ask = Callable[[Sequence[Question]], list[Answer]]
@@ -66,9 +66,12 @@ Ask = Callable[[Sequence[Question]], list[Answer]]
 
 
 def rate(answers: Sequence[Answer]) -> float:
-    """Pieces a second, of all together, while all of them were spoken."""
-    begin, end = max(each.times[0] for each in answers), min(each.times[-1] for each in answers)
-    return sum(begin < at <= end for each in answers for at in each.times) / (end - begin)
+    """Pieces a second, of all together, while all of them were spoken; where that never was, from first to last."""
+    spoken = [each.times for each in answers if len(each.times) > 1]
+    begin, end = max(times[0] for times in spoken), min(times[-1] for times in spoken)
+    if begin >= end:
+        begin, end = min(times[0] for times in spoken), max(times[-1] for times in spoken)
+    return sum(begin < at <= end for times in spoken for at in times) / (end - begin)
 
 
 def over_http(url: str) -> Ask:
