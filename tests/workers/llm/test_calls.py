@@ -9,6 +9,8 @@ import json
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
 
 from protocol.events import Said
 from protocol.tools import CallPart, Tool
@@ -309,6 +311,21 @@ def test_a_call_s_tokens_are_neither_text_s_nor_reasoning_s(tokenizer: Any) -> N
     bad = "<tool_call>no"
     heard = hear(tokenizer, bad, logprobs=True)
     assert "".join(said.token for said in heard.said) == bad
+
+
+FRAGMENTS = (CALL, "<tool_c", "</tool_call>", "<", "{", "\n", " ", "x", "é", "tool_call>", '"name": "time"')
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.sampled_from(FRAGMENTS), max_size=8), st.booleans())
+def test_calls_leave_and_everything_else_stays(tokenizer: Any, fragments: list[str], guaranteed: bool) -> None:
+    text = "".join(fragments)
+    assume(text.count("<tool_call>") == fragments.count(CALL))
+    heard = hear(tokenizer, text, guaranteed=guaranteed)
+    assert len(heard.calls) == fragments.count(CALL)
+    assert "".join(heard.text.split()) == "".join(text.replace(CALL, "").split())
+    if not heard.calls:
+        assert heard.text == text
 
 
 # Calls that a grammar guarantees are told as they come.
