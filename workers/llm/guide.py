@@ -44,6 +44,8 @@ class Guide:
             return None
         self._matcher.unsafe_compute_mask_ptr(self._words.ctypes.data, self._words.nbytes)
         self._check()
+        if not self._words.any():
+            raise self._lost("no token fits")
         bits = np.unpackbits(self._words.view(np.uint8), bitorder="little")
         allowed: Allowed = bits[: self._grammar.tokenizer.vocab_size].view(np.bool_)
         return allowed if self._opened else self._outside(allowed)

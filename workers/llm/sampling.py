@@ -91,15 +91,17 @@ class Sampler:
         self._bias = _bias(sampling.logit_bias)
 
     def choose(self, logits: Floats, allowed: Allowed | None = None) -> int:
-        """The next token. logits: (vocabulary,), not changed. allowed: none but these can be had.
+        """The next token. logits: (vocabulary,), not changed. allowed: none but these can be had; one at least.
 
         Raises InternalError when the logits are not numbers.
         """
         scores = self._penalised(logits)
-        best = int(scores.argmax())
-        if allowed is not None and not (self._settled.greedy and allowed[best]):
+        if allowed is not None and not self._settled.greedy:
             scores = np.where(allowed, scores, np.float32(-np.inf))
-            best = int(scores.argmax())
+        best = int(scores.argmax())
+        if allowed is not None and not allowed[best]:
+            able = np.flatnonzero(allowed)
+            best = int(able[scores[able].argmax()])
         if not np.isfinite(scores[best]):
             raise InternalError("the model computed no number for the next token")
         token = best if self._settled.greedy else self._draw(scores, scores[best])
