@@ -168,7 +168,7 @@ def test_a_hint_is_asked_for_and_told(client: openai.OpenAI) -> None:
     hint = {"json": {"type": "array", "uniqueItems": True}, "fallback": "hint"}
     answer = ask(client, max_tokens=4, extra_body={"structured_outputs": hint})
     assert answer.model_extra["starling"]["grammar"] == "hint"
-    assert answer.usage.prompt_tokens > 60
+    assert answer.usage.prompt_tokens > ask(client, max_tokens=1).usage.prompt_tokens
 
 
 def test_shaped_and_plain_answers_at_once_are_what_they_are_alone(server: Server) -> None:
