@@ -100,7 +100,8 @@ def body_for_anthropic(error: Failure) -> dict[str, object]:
 
 def speaks_anthropic(path: str) -> bool:
     """Whether a client that asks for this path expects Anthropic's errors. It need not be a path that there is."""
-    return "messages" in path.split("/")
+    parts = [part for part in path.split("/") if part not in ("", "v1")]
+    return parts[:1] == ["messages"]
 
 
 def headers(error: Failure) -> dict[str, str]:

@@ -12,6 +12,7 @@ from protocol.errors import (
     InvalidValue,
     Kind,
     ModelNotConfigured,
+    NotFound,
     QueueFull,
     SequenceGap,
     SessionFinishing,
@@ -89,3 +90,22 @@ def test_429_and_503_say_when_to_come_back(kind: Kind) -> None:
 )
 def test_what_would_fail_again_asks_not_to_be_retried(failure: Exception, hint: str | None) -> None:
     assert errors.headers(failure).get("x-should-retry") == hint  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("path", "theirs"),
+    [
+        ("/v1/messages", True),
+        ("/v1/messages/", True),
+        ("/v1/messages/count_tokens", True),
+        ("/v1/v1/messages", True),
+        ("/messages", True),
+        ("/v1/threads/a/messages", False),
+        ("/v1/chat/completions", False),
+        ("/", False),
+    ],
+)
+def test_who_asks_for_messages_is_answered_as_by_anthropic(path: str, theirs: bool) -> None:
+    assert errors.speaks_anthropic(path) is theirs
+    body = json.loads(bytes(errors.response(NotFound("nothing"), path=path).body))
+    assert ("type" in body, "code" in body["error"]) == (theirs, not theirs)
