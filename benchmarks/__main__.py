@@ -14,7 +14,7 @@ from statistics import median
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import dictation, llm
+from benchmarks import dictation, llm, shapes
 from benchmarks.audio import clips, crowd
 from benchmarks.front_end import resident_mib, seconds_to_listen
 from benchmarks.transcription import Timed, compare, peer, through_http, together
@@ -32,10 +32,13 @@ def main() -> None:
     if sys.argv[1:2] == ["--llm"]:
         llm.main(sys.argv[2:])
         return
+    if sys.argv[1:2] == ["--shapes"]:
+        shapes.main(sys.argv[2:])
+        return
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
         description=__doc__,
-        epilog="`--dictation` as the first: live dictation instead; `--llm`: the language model",
+        epilog="as the first `--dictation`: live dictation; `--llm`: the language model; `--shapes`: shaped answers",
     )
     parser.add_argument("--rounds", type=int, default=5, help="counted runs of each (default: 5)")
     parser.add_argument("--model", default="whisper-base", help="a starter's name (default: whisper-base)")

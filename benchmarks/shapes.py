@@ -1,4 +1,4 @@
-"""`python -m benchmarks.shapes`: what shapes and guesses gain and cost, in one process, by the language model's engine.
+"""`python -m benchmarks --shapes`: what shapes and guesses gain and cost in one process, by the engine itself.
 
 Each part compares two ways of saying the same number of tokens, in turn, and gives the median of the rounds' ratios.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -176,12 +176,12 @@ def alone(engine: LlmEngine) -> None:
     print(f"a token under a schema, without the network: {with_mask:.0f} us; without a schema {without:.0f} us")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.shapes", description=__doc__)
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks --shapes", description=__doc__)
     parser.add_argument("--part", action="append", choices=PARTS, help="only these")
     parser.add_argument("--rounds", type=int, default=5, help="counted rounds of each (default: 5)")
     parser.add_argument("--data-dir", type=Path, default=Path(Config().data_dir), help="where the models are")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     engine = build(LlmSettings(model=MODEL, data_dir=str(options.data_dir)), lambda _: None)
     for part in options.part or PARTS:
         match part:
@@ -193,7 +193,3 @@ def main() -> None:
                 guessed(engine, options.rounds, "prose", PROSE, 64)
             case "masks":
                 masks(engine, options.rounds)
-
-
-if __name__ == "__main__":
-    main()
