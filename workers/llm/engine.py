@@ -60,8 +60,10 @@ class Counts:
     """Tokens of prompts that went through the network."""
     fed: int = 0
     """Tokens of answers that did."""
+    forced: int = 0
+    """Tokens of answers that their shapes left no choice about; this and the next of jobs that are over."""
     guessed: int = 0
-    """Of these, tokens that were guessed."""
+    """Tokens of answers that were guessed right."""
 
 
 class LlmEngine:
@@ -317,6 +319,8 @@ class LlmEngine:
     def _part(self, running: Running) -> None:
         """A job leaves, whatever it is at."""
         self._jobs.remove(running)
+        self._counts.forced += running.forced
+        self._counts.guessed += running.guessed
         self._reading.remove(running)
         if running.asked is not None:
             running.asked.leave()

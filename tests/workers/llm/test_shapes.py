@@ -84,6 +84,7 @@ def test_what_is_forced_takes_no_steps_of_its_own(driver: Driver) -> None:
     # "date:", "_" and "_end_of_date"; every other character is sampled.
     assert generated(asked).forced_tokens == 5 + 1 + 12
     assert generated(asked).completion_tokens == len(text) == asked.ended[0].tokens
+    assert driver.engine.stats().forced == 18
     sampled = len(text) - 18
     assert driver.engine.stats().steps <= sampled + 4
 
@@ -250,7 +251,7 @@ def test_what_repeats_is_guessed_and_comes_in_fewer_steps(
     driver = Driver(echo, language)
     asked = driver.answer(job)
     assert asked.text() == wanted.text() == REPEATING[:90]
-    assert generated(asked).guessed_tokens > 50
+    assert driver.engine.stats().guessed == generated(asked).guessed_tokens > 50
     assert driver.engine.stats().steps < plain.engine.stats().steps / 2
 
 
