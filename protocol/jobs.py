@@ -173,6 +173,25 @@ class Reached(msgspec.Struct, frozen=True):
     """log10 of the mel spectrogram's greatest power so far; None: not known. Windows are scaled by it."""
 
 
+class Past(msgspec.Struct, frozen=True):
+    """A segment that other jobs said of the beginning of a job's audio. Times in seconds of that audio."""
+
+    start: float
+    end: float
+    tokens: tuple[int, ...]
+    """Timestamps among them do not count: `start` and `end` do."""
+
+
+class Context(msgspec.Struct, frozen=True):
+    """The beginning of a job's audio, which is written already: heard with the rest, and not said again. A second of
+    speech alone is hard to understand, for Whisper as for anybody."""
+
+    stop: int
+    """Samples from the start of the job's audio: where that begins which is to be said."""
+    said: tuple[Past, ...]
+    """In order."""
+
+
 class Transcribe(msgspec.Struct, frozen=True, tag="transcribe"):
     """Turn speech into text. Answered by Progress, Segment and Doubt in any number, then Transcribed."""
 
@@ -194,6 +213,8 @@ class Transcribe(msgspec.Struct, frozen=True, tag="transcribe"):
     draft: tuple[int, ...] = ()
     """Tokens that the first window will probably say (Guessed.tokens). They make it faster and change nothing; they
     are of use at temperature 0 without beams."""
+    context: Context | None = None
+    """Not with `spans` or `reached`."""
 
 
 class Guess(msgspec.Struct, frozen=True, tag="guess"):
@@ -211,6 +232,7 @@ class Guess(msgspec.Struct, frozen=True, tag="guess"):
     """As in Transcribe: the whole of the last answer, `said` and timestamps included."""
     listening: bool = False
     """Tell of each word how far into the audio it listened. Takes a further pass."""
+    context: Context | None = None
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True):

@@ -66,7 +66,7 @@ def ears(limit: int = 30 * RATE) -> dict[type[Job], Script]:
 
 
 def pen() -> dict[type[Job], Script]:
-    """A speech worker. Each word is a segment, whose second token tells the prompt that it was given."""
+    """A speech worker. Each word is a segment, whose second token tells the prompt and the context it was given."""
     return {Transcribe: _transcribe, Guess: _guess}
 
 
@@ -150,8 +150,9 @@ def _words(samples: Samples, start: int = 0) -> list[tuple[int, int, int]]:
 
 def _transcribe(job: Transcribe) -> Sequence[Event]:
     seek = job.reached.seek if job.reached else 0
-    prompt = zlib.crc32(((job.decoding.prompt or "") + job.decoding.before).encode()) & 0xFFFF
-    words = _words(_heard(job.audio)[seek * 160 :], seek * 160)
+    prompt = zlib.crc32(f"{job.decoding.prompt} {job.decoding.before} {job.context}".encode()) & 0xFFFF
+    start = job.context.stop if job.context else seek * 160
+    words = _words(_heard(job.audio)[start:], start)
     total = job.audio.stop - job.audio.start
     reached = -(-total // 160)
     if not job.whole:
@@ -181,7 +182,9 @@ def _transcribe(job: Transcribe) -> Sequence[Event]:
 
 
 def _guess(job: Guess) -> Sequence[Event]:
-    words = tuple(GuessedWord(f" word{word}", (word,), end / RATE) for word, _, end in _words(_heard(job.audio)))
+    start = job.context.stop if job.context else 0
+    found = _words(_heard(job.audio)[start:], start)
+    words = tuple(GuessedWord(f" word{word}", (word,), end / RATE) for word, _, end in found)
     tokens = tuple(token for word in words for token in word.tokens)
     assert tokens[: len(job.said)] == job.said
     return [Guessed(words, tokens, -0.2, 0.01, 1.3, "en")]

@@ -10,16 +10,17 @@ import logging
 
 from protocol.errors import Failure
 from protocol.events import Guessed
-from protocol.jobs import Guess, Pcm
+from protocol.jobs import Guess, Pcm, Span
 from protocol.settings import SAMPLE_RATE
 from service import reply
 from service.dictation.bell import Bell, Errand
+from service.dictation.context import hearing
 from service.dictation.listening import Listener
 from service.dictation.partials import Partials
 from service.dictation.store import Stored
 from service.dictation.story import Story, seconds
 from service.dictation.turns import Turns
-from service.dictation.writing import Writer, conditioned
+from service.dictation.writing import Writer, serving
 from service.worker import Worker
 
 SHORTEST = SAMPLE_RATE // 2
@@ -81,12 +82,15 @@ class Guesser:
         if start != self._start:
             self._start, self._partials = start, Partials()
         self._guessed = stop
+        span = Span(start, min(stop, start + LONGEST))
+        how = hearing(self._spec, self._story, span, serving(self._whisper))
         job = Guess(
-            Pcm(self._pcm, start, min(stop, start + LONGEST)),
+            Pcm(self._pcm, how.start, span.stop),
             self._spec.task,
-            conditioned(self._spec.decoding, self._story),
+            how.decoding,
             said=self._partials.said,
             draft=self._partials.draft,
+            context=how.context,
         )
         try:
             guessed = await self._errand.run(reply.guessed(self._whisper, job))

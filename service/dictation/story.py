@@ -84,8 +84,10 @@ class Story:
         self._listening_ms = 0.0
         self.heard: list[Committed] = []
         """Of each commit what is left when its segments are taken out."""
-        self.tail = ""
-        """Of the text, what the next utterance may be conditioned on."""
+        self.tails: list[str] = [""]
+        """Of the text before each commit, the next one included, what that may be conditioned on."""
+        self._firsts: list[int] = [0]
+        """How many segments were there before each commit."""
         self.language: str | None = None
         """The one that is kept."""
         self._text: list[str] = []
@@ -149,9 +151,12 @@ class Story:
             if event := self._deltas.add(segment):
                 self._publish(event)
         self.heard.append(msgspec.structs.replace(record, segments=()))
+        tail = self.tails[-1]
         if record.segments:
-            said = self.tail + "".join(segment.text for segment in record.segments)
-            self.tail = "" if record.segments[-1].temperature > DISTRUSTED else _last(said, TAIL)
+            said = tail + "".join(segment.text for segment in record.segments)
+            tail = "" if record.segments[-1].temperature > DISTRUSTED else _last(said, TAIL)
+        self.tails.append(tail)
+        self._firsts.append(len(self.segments))
         if self.language is None and (record.language_probability or 0.0) >= SURE:
             self.language = record.language
 
@@ -223,6 +228,10 @@ class Story:
         return len(self.events) > known or newer or self._ended or self._stopped
 
     # What was said.
+
+    def said(self, commit: int) -> Sequence[Segment]:
+        """What the commit of that number said."""
+        return self.segments[self._firsts[commit] : self._firsts[commit + 1]]
 
     @property
     def text(self) -> str:

@@ -11,16 +11,16 @@ from collections.abc import Callable, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import msgspec
 
 from protocol.errors import InternalError, InvalidValue, ModelNotConfigured, UnsupportedTask
 from protocol.events import Progress, Segment, Speech, Transcribed, Word
-from protocol.jobs import Decoding, DetectSpeech, Pcm, Span, Transcribe
+from protocol.jobs import DetectSpeech, Pcm, Span, Transcribe
 from protocol.settings import SAMPLE_RATE
 from service import reply, transcripts
 from service.dictation.bell import Bell, Errand
+from service.dictation.context import hearing
 from service.dictation.listening import Listener
 from service.dictation.records import Committed
 from service.dictation.store import Stored
@@ -44,8 +44,10 @@ UNSPACED = frozenset(("zh", "ja", "yue", "th", "lo", "my", "km", "bo"))
 class Written:
     """What a job said."""
 
+    start: int
+    """The sample of the recording where the job's audio begins."""
     segments: tuple[Segment, ...]
-    """Times from the start of the job's audio."""
+    """Times from there."""
     end: Transcribed
     spent_s: float
     vad_ms: float
@@ -82,11 +84,6 @@ class Writer:
     def idle(self) -> bool:
         """Nothing waits to be written, and nothing is being written."""
         return not self._errand.busy and self._next() is None
-
-    @property
-    def _model(self) -> str | None:
-        ready = self._whisper.ready
-        return ready.model.id if ready and ready.model else None
 
     def reconsider(self) -> None:
         """Something else was heard: an utterance that goes on after all is not what is being transcribed."""
@@ -126,19 +123,20 @@ class Writer:
                 return
             written = await self._errand.run(self._utterance(self._span, bell))
             if written is not None:
-                await self._commit(written, self._span.start, self._span.stop)
+                await self._commit(written, self._span)
             self._span = None
             bell.ring()
 
     async def _utterance(self, span: Span, bell: Bell) -> Written | None:
         """The utterance's text, once it is certain that it has ended; None when it has not."""
-        audio = Pcm(self._pcm, span.start, span.stop)
+        how = hearing(self._spec, self._story, span, serving(self._whisper))
         job = Transcribe(
-            audio,
+            Pcm(self._pcm, how.start, span.stop),
             self._spec.task,
-            conditioned(self._spec.decoding, self._story),
+            how.decoding,
             urgent=True,
             draft=self._draft(span.start),
+            context=how.context,
         )
         written = await self._patience.insist(partial(self._ask, job), self._whisper)
         await bell.until(lambda: self._has_ended(span) or self._next() != span)
@@ -169,7 +167,7 @@ class Writer:
                 further += FURTHER
                 continue
             further = 0
-            await self._commit(written, 0, stop, since=seek * HOP, last=whole)
+            await self._commit(written, Span(seek * HOP, stop), last=whole)
 
     def _has(self, samples: int) -> bool:
         return self._listener.samples >= samples or self._listener.ended
@@ -201,24 +199,24 @@ class Writer:
                             pass
                         case reply.Ended(end, vad_ms):
                             spent_s = time.perf_counter() - began
-                            return Written(tuple(segments), end, spent_s, vad_ms, self._model)
+                            return Written(
+                                job.audio.start, tuple(segments), end, spent_s, vad_ms, serving(self._whisper)
+                            )
         except (InvalidValue, UnsupportedTask) as refusal:
             # Language and task suited the model with which the session began: the service has another one since.
             needed = f"this session needs the model {self._spec.model} that it began with: {refusal.message}"
             raise ModelNotConfigured(needed) from refusal
         raise InternalError("the worker stopped answering before the end of the job")
 
-    async def _commit(
-        self, written: Written, start: int, stop: int, *, since: int | None = None, last: bool = False
-    ) -> None:
-        """`start`: where the job's audio starts; `since`: what of it is new."""
+    async def _commit(self, written: Written, span: Span, *, last: bool = False) -> None:
+        """`span`: what is written thereby."""
         end = written.end
         spaced = self._spec.task == "translate" or end.language not in UNSPACED
         record = Committed(
-            segments=tuple(settled(written.segments, start, stop, self._story, spaced=spaced)),
+            segments=tuple(settled(written.segments, written.start, span.stop, self._story, spaced=spaced)),
             language=end.language,
             language_probability=end.language_probability,
-            seconds=(stop - (start if since is None else since)) / SAMPLE_RATE,
+            seconds=(span.stop - span.start) / SAMPLE_RATE,
             spent_s=written.spent_s,
             timings=end.timings,
             vad_ms=written.vad_ms,
@@ -230,14 +228,9 @@ class Writer:
         await self._patience.insist(lambda: self._story.tell(record, sync=True))
 
 
-def conditioned(decoding: Decoding, story: Story) -> Decoding:
-    """As asked for, and with what is known from the utterances before: their text and their language."""
-    known: dict[str, Any] = {}
-    if decoding.condition_on_previous_text and story.tail:
-        known["before"] = story.tail
-    if decoding.language is None and story.language is not None:
-        known |= {"language": story.language, "languages": ()}
-    return msgspec.structs.replace(decoding, **known)
+def serving(whisper: Worker) -> str | None:
+    """The id of the model that a worker has."""
+    return whisper.ready.model.id if whisper.ready and whisper.ready.model else None
 
 
 def settled(segments: Iterable[Segment], start: int, stop: int, story: Story, *, spaced: bool) -> Iterable[Segment]:

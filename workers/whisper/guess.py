@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from protocol.events import Guessed, GuessedWord
 from protocol.jobs import Guess
+from workers.whisper.context import Known
 from workers.whisper.decoding.attempt import Proposal, Result, Strategy
 from workers.whisper.decoding.fallback import Kit, attempt
 from workers.whisper.hearing import Hearing, Spent, Tongue
@@ -35,7 +36,8 @@ class Guessing:
         self._job = job
         self._mel = LogMel(recording.read, recording.samples, kit.dims.n_mels)
         self._hearing = Hearing(kit, job.task, job.decoding, self._mel, tongue, spent)
-        room = kit.prompt_budget - len(fitted.terms)
+        self._known = Known.of(job.context, kit.tokenizer, timestamps=not job.decoding.without_timestamps)
+        room = kit.prompt_budget - len(fitted.terms) - len(self._known.text)
         self._before = (*fitted.terms, *(fitted.prompt[-room:] if room > 0 else ()))
         self._tongue = tongue
 
@@ -50,11 +52,11 @@ class Guessing:
             self._kit,
             decoding,
             encoded,
-            self._hearing.prompt(self._before),
+            self._hearing.prompt(self._before, self._known.tokens),
             Strategy(decoding.temperature[0]),
             (decoding.seed, 0, 0),
             self._proposal(),
-            limits=self._hearing.limits(window),
+            limits=self._hearing.limits(window.seconds - self._known.start),
             loops=False,
         )
         words = yield from self._words(encoded, result, window)
@@ -75,7 +77,8 @@ class Guessing:
         places = [i for i, token in enumerate(draft) if token < tokenizer.eot][: len(said)]
         if tuple(draft[i] for i in places) == said:
             return Proposal(draft, forced=places[-1] + 1)
-        opening = () if self._job.decoding.without_timestamps else (tokenizer.timestamp_begin,)
+        timed = not self._job.decoding.without_timestamps
+        opening = (tokenizer.timestamp_begin,) if timed and not self._known.tokens else ()
         return Proposal((*opening, *said), forced=len(opening) + len(said))
 
     def _words(self, encoded: Encoded, result: Result, window: Window) -> Steps[tuple[GuessedWord, ...]]:
@@ -86,10 +89,10 @@ class Guessing:
         frames = window.size // FRAMES_PER_TOKEN
         heard = None
         if self._job.listening and text and frames:
-            opening = self._hearing.opening
-            scores, _ = yield Align(encoded, timing.question(tokenizer, opening, text))
+            opening, known = self._hearing.opening, self._known.text
+            scores, _ = yield Align(encoded, timing.question(tokenizer, opening, (*known, *text)))
             # The row before a token is where it was chosen.
-            listened = timing.attention(scores[:, :, :frames])[len(opening) :].argmax(axis=-1)
+            listened = timing.attention(scores[:, :, :frames])[len(opening) + len(known) :].argmax(axis=-1)
             heard = [float(frame) / timing.TOKENS_PER_SECOND for frame in listened]
         split = tokenizer.split_words(text, self._hearing.language)
         return _merged(split, [probability for _, probability in spoken], heard)

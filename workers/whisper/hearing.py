@@ -95,13 +95,13 @@ class Hearing:
         """Whether `auto` chose a context that may make loops."""
         return encoded.context < self._kit.dims.n_audio_ctx and self._decoding.audio_ctx == "auto"
 
-    def limits(self, window: Window) -> Limits:
-        """What can be said in a window: for `auto`, no more than anybody could say in so short a one. Loops and
-        inventions would take 224 tokens at every temperature, half a minute for a word."""
+    def limits(self, seconds: float) -> Limits:
+        """What can be said in so much of a window: for `auto`, no more than anybody could say in so short a time.
+        Loops and inventions would take 224 tokens at every temperature, half a minute for a word."""
         limits = self._kit.limits
         if self._decoding.audio_ctx != "auto":
             return limits
-        return Limits(min(limits.sampled, round(FASTEST * (1 + window.seconds))), limits.context)
+        return Limits(min(limits.sampled, round(FASTEST * (1 + seconds))), limits.context)
 
     def _context(self, window: Window) -> int:
         """Encoder frames for a window; `auto` is for windows that are not full."""
@@ -132,14 +132,15 @@ class Hearing:
             code, probability = likeliest_language(logits[0], tokenizer, codes)
         self._tongue.code, self._tongue.probability = code, probability
 
-    def prompt(self, said: Sequence[int]) -> Prompt:
-        """[mark, what was said] and the opening; without anything said, the opening alone."""
+    def prompt(self, said: Sequence[int], past: tuple[int, ...] = ()) -> Prompt:
+        """[mark, what was said] and the opening; without anything said, the opening alone. `past`: how the window
+        begins."""
         tokenizer = self._kit.tokenizer
         before = (tokenizer.sot_prev, *said) if said else ()
         opening = self.opening
         if self._decoding.without_timestamps:
             opening = (*opening, tokenizer.no_timestamps)
-        return Prompt((*before, *opening), len(before))
+        return Prompt((*before, *opening, *past), len(before), past)
 
     @property
     def language(self) -> str:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from protocol.events import Segment, TokenLogprob, Word
 from protocol.jobs import Reached, Transcribe
 from workers.whisper import segments
+from workers.whisper.context import Known
 from workers.whisper.decoding.attempt import Proposal, Result
 from workers.whisper.decoding.fallback import Kit, decode_window, is_doubtful, is_silence
 from workers.whisper.hearing import Hearing, Spent, Tongue
@@ -75,7 +76,8 @@ class Transcript:
         )
         self._hearing = Hearing(kit, job.task, job.decoding, self._mel, tongue, spent)
         self._fitted = fitted
-        self._history = History(kit.prompt_budget - len(fitted.terms))
+        self._known = Known.of(job.context, kit.tokenizer, timestamps=not job.decoding.without_timestamps)
+        self._history = History(kit.prompt_budget - len(fitted.terms) - len(self._known.text))
         self._history.extend(fitted.prompt if job.reached is None else begun.said)
         self._tongue = tongue
         self._outlet = outlet
@@ -90,6 +92,7 @@ class Transcript:
         while self._mel.frames - self._seek >= self._wanted_frames:
             window = Window(self._seek, min(N_FRAMES, self._mel.frames - self._seek))
             seek = yield from self._window(window)
+            self._known = Known()
             # A last timestamp of 0 would hear the same window for ever.
             self._seek = seek if seek > window.seek else window.next
             self._outlet.progress(min(self._seek, self._mel.frames) / FRAMES_PER_SECOND)
@@ -120,6 +123,7 @@ class Transcript:
         if self._is_doubtful(result) and not (yield from self._speech_in(window)):
             return window.next
         found = segments.cut(result.tokens, self._kit.tokenizer.timestamp_begin, window)
+        self._known.bound(found.drafts, window)
         self._spell(found.drafts)
         if not self._decoding.words:
             self._commit(found.drafts, window, result)
@@ -132,9 +136,9 @@ class Transcript:
     def _hear(self, window: Window) -> Steps[tuple[Encoded, Result]]:
         encoded = yield from self._hearing.encode(window)
         key = (self._decoding.seed, self._track, window.seek)
-        prompt = self._hearing.prompt((*self._fitted.terms, *self._history.tokens))
+        prompt = self._hearing.prompt((*self._fitted.terms, *self._history.tokens), self._known.tokens)
         proposal, self._draft = Proposal(self._draft), ()
-        guard, limits = self._hearing.is_guarded(encoded), self._hearing.limits(window)
+        guard, limits = self._hearing.is_guarded(encoded), self._hearing.limits(window.seconds - self._known.start)
         result = yield from decode_window(
             self._kit, self._decoding, encoded, prompt, key, proposal, guard=guard, limits=limits
         )
@@ -144,7 +148,7 @@ class Transcript:
                 self._kit, self._decoding, encoded, prompt, key, guard=False, limits=limits
             )
             assert result is not None
-        return encoded, result
+        return encoded, self._known.begun(result)
 
     # After the text: speech or not, words, segments.
 
@@ -170,7 +174,7 @@ class Transcript:
 
     def _words(self, encoded: Encoded, found: Cut, window: Window) -> Steps[tuple[int, list[Draft] | None]]:
         """Give the drafts words. -> the next seek, and the drafts to keep; None: nothing of this window counts."""
-        yield from self._align(encoded, found.drafts, window)
+        yield from self._align(encoded, [*self._known.drafts(), *found.drafts], window)
         seek = found.seek
         end = segments.spoken_end(found.drafts)
         if not found.closed and end is not None and end > window.offset:
@@ -216,6 +220,7 @@ class Transcript:
 
     def _commit(self, drafts: list[Draft], window: Window, result: Result) -> None:
         """Let out what has text and takes time, and remember it as the next window's prompt."""
+        self._history.extend(self._known.text)
         for draft in drafts:
             if draft.start != draft.end and draft.text.strip():
                 self._history.extend(draft.tokens)

@@ -243,13 +243,17 @@ async def test_no_audio_is_taken_once_it_finishes(stored: Stored) -> None:
             await made.session.add(None, Chunk(S16, TALK))
 
 
-async def test_each_utterance_is_told_what_was_said_before(stored: Stored) -> None:
+async def test_each_utterance_is_heard_with_those_before_it_and_told_what_they_said(stored: Stored) -> None:
     async with dictation(stored) as made:
         await made.say(TALK)
-        await made.session.finish()
+        transcript = await made.session.finish()
     jobs = committed(made.whisper)
-    assert [job.decoding.before for job in jobs] == ["", " word1 word2", " word1 word2 word3 word4"]
-    assert {job.decoding.prompt for job in jobs} == {None}
+    assert len({job.audio.start for job in jobs}) == 1
+    said = [[past.tokens[0] for past in job.context.said] if job.context else [] for job in jobs]
+    assert said == [[], [1, 2], [1, 2, 3, 4]]
+    assert [(job.decoding.prompt, job.decoding.before) for job in jobs] == [(None, "")] * 3
+    assert [segment.tokens[0] for segment in transcript.segments] == [1, 2, 3, 4, 5]
+    assert [round(segment.start, 1) for segment in transcript.segments] == [0.5, 0.9, 2.3, 2.8, 4.2]
 
 
 async def test_a_request_s_prompt_and_vocabulary_stand_in_front_of_each(store: Store) -> None:
@@ -258,8 +262,7 @@ async def test_a_request_s_prompt_and_vocabulary_stand_in_front_of_each(store: S
         await made.say(TALK)
         transcript = await made.session.finish()
     jobs = committed(made.whisper)
-    assert {job.decoding.prompt for job in jobs} == {"Birds."}
-    assert [job.decoding.before for job in jobs][:2] == ["", " word1 word2"]
+    assert [(job.decoding.prompt, job.decoding.before) for job in jobs] == [("Birds.", "")] * 3
     assert {job.decoding.vocabulary for job in jobs} == {("Starling",)}
     assert transcript.meta.vocabulary == VocabularyReport(1, 1, 2, 80)
 

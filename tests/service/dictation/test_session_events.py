@@ -160,10 +160,12 @@ async def test_a_guess_is_asked_for_what_the_utterance_will_be_asked_for(store: 
         await made.say(spoken(0.5, 1, 2, 1.0))
         await made.until("transcript.text.delta")
         await made.say(spoken(3, 4))
-        await until(lambda: any(job.decoding.before == " word1 word2" for job in guesses(made.whisper)))
+        await until(lambda: any(job.context for job in guesses(made.whisper)))
         await made.session.finish()
     jobs = [job for job in made.whisper.jobs if isinstance(job, Transcribe)]
     assert guesses(made.whisper)[-1].decoding == jobs[-1].decoding
+    assert guesses(made.whisper)[-1].context == jobs[-1].context
+    assert jobs[-1].context is not None
 
 
 async def test_a_probable_end_is_transcribed_before_it_is_certain(stored: Stored) -> None:

@@ -45,14 +45,14 @@ def test_the_whole_s_language_is_the_one_that_was_spoken_longest() -> None:
 
 def test_the_tail_is_the_last_words_that_fit() -> None:
     told = story(said(*[f" word{number}" for number in range(100)]))
-    assert told.tail == "".join(f" word{number}" for number in range(72, 100))
-    assert story(said("字" * 100)).tail == "字" * 66
+    assert told.tails[-1] == "".join(f" word{number}" for number in range(72, 100))
+    assert story(said("字" * 100)).tails[-1] == "字" * 66
 
 
 def test_text_that_was_sampled_wildly_and_all_before_it_is_no_prompt() -> None:
-    assert story(said(" one"), said(" two", temperature=0.6)).tail == ""
-    assert story(said(" one"), said(" two", temperature=0.6), said(" three")).tail == " three"
-    assert story(said(" one"), said()).tail == " one"
+    assert story(said(" one"), said(" two", temperature=0.6)).tails[-1] == ""
+    assert story(said(" one"), said(" two", temperature=0.6), said(" three")).tails[-1] == " three"
+    assert story(said(" one"), said()).tails[-1] == " one"
 
 
 def test_an_answer_that_said_no_more_than_the_last_needs_no_record() -> None:

@@ -207,10 +207,18 @@ class Attempt:
     """Drives a search to its end. `prompt` is the whole prefix, fed before; its logits are the first `feed`."""
 
     def __init__(
-        self, search: Search, filters: Filters, limits: Limits, prompt_tokens: int, length_penalty: float | None = None
+        self,
+        search: Search,
+        filters: Filters,
+        limits: Limits,
+        prompt_tokens: int,
+        length_penalty: float | None = None,
+        past: tuple[int, ...] = (),
     ) -> None:
+        """`past`: the end of the prompt, where the filters count it as said."""
         self.search = search
         self._filters = filters
+        self._past = past
         self._most = limits.after(prompt_tokens)
         self._length_penalty = length_penalty
         self._sampled = 0
@@ -231,7 +239,7 @@ class Attempt:
 
     def feed(self, logits: Floats) -> None:
         """logits: (rows, vocab), raw; with the prompt's, (1, vocab) whatever the number of rows."""
-        said = [row.tokens for row in self.search.live[: len(logits)]]
+        said = [(*self._past, *row.tokens) if self._past else row.tokens for row in self.search.live[: len(logits)]]
         filtered = self._filters.apply(logits, said)
         self.search.advance(filtered, log_normaliser(filtered))
         self._sampled += 1
@@ -308,12 +316,14 @@ def begin(
     prompt: Sequence[int],
     how: Strategy,
     key: tuple[int, ...],
+    past: tuple[int, ...] = (),
 ) -> Attempt:
-    """An attempt over `rows`, one row prefilled with `prompt`. `key`: what its random numbers depend on."""
+    """An attempt over `rows`, one row prefilled with `prompt`; `past`: the end of it that counts as said. `key`: what
+    its random numbers depend on."""
     search: Search
     if how.temperature == 0 and how.beam_size > 1:
         search = Beams(rows, tokenizer.eot, how.beam_size, how.patience)
     else:
         n = how.best_of if how.temperature > 0 else 1
         search = Independent(rows, tokenizer.eot, n, Sampler(how.temperature, key))
-    return Attempt(search, filters, limits, len(prompt), how.length_penalty)
+    return Attempt(search, filters, limits, len(prompt), how.length_penalty, past)

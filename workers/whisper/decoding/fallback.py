@@ -45,6 +45,8 @@ class Prompt:
     tokens: tuple[int, ...]
     sot: int
     """Where the start of the transcript stands; the no-speech probability is read behind it."""
+    past: tuple[int, ...] = ()
+    """The end of `tokens` that is the window's text already: the rules count it, results do not have it."""
 
 
 def failed(result: Result, decoding: Decoding) -> bool:
@@ -145,6 +147,7 @@ def attempt(
         prompt=prompt.tokens,
         how=strategy,
         key=key,
+        past=prompt.past,
     )
     rows.truncate(length + tried.follow(logits[1:], proposal))
     while (tokens := tried.wants()) is not None and (loops or tried.ratio(kit.tokenizer) <= LOOPS):
