@@ -81,9 +81,11 @@ def test_silence_after_speech_adds_nothing(base: Server, seconds: float) -> None
     assert said(heard(base, timeline(GARDEN, seconds))) == said(heard(base, timeline(GARDEN)))
 
 
-@pytest.mark.parametrize("seconds", [7.31])
+@pytest.mark.parametrize("seconds", [7.31, 31.3])
 def test_a_recording_that_ends_in_mid_sentence_has_its_times_within_it(tiny: Server, seconds: float) -> None:
-    talk = np.tile(timeline(GARDEN, 0.4, DOOR, 0.4), 6)[: round(seconds * SAMPLE_RATE)]
-    body = heard(tiny, talk)
+    more = ("My brother bought a new car.", 0.4, "It was raining in the morning.", 0.4, "She reads many books.", 0.4)
+    talk = np.tile(timeline(GARDEN, 0.4, DOOR, 0.4, *more), 3)[: round(seconds * SAMPLE_RATE)]
+    assert len(talk) == round(seconds * SAMPLE_RATE)
+    body = heard(tiny, talk, **{"temperature[]": "0"})
     assert {"children", "playing"} <= set(said(body))
     assert body["segments"][-1]["end"] > seconds - 4
