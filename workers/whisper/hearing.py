@@ -31,8 +31,8 @@ AUTO_MARGIN = 150
 """Encoder frames, 3 s, that `auto` grants beyond the audio: fewer than 2 s made loops (cpu-speed.md, section 3)."""
 FASTEST = 20
 """Tokens a second that speech may take, and as many to begin with."""
-LIKELY = 0.5
-"""The probability of a language that is not looked at twice."""
+LIKELY = 0.8
+"""The probability of a language that is not looked at twice: of a second or two of speech even 0.7 was wrong."""
 
 
 @dataclass
