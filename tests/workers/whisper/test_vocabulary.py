@@ -64,8 +64,9 @@ def test_terms_stand_in_every_windows_prompt_and_the_rest_gets_what_remains(tmp_
     terms = tuple(TOKENIZER.encode(" Ada, Turing."))
     assert [tuple(prompt[1 : 1 + len(terms)]) for prompt in prompts] == [terms, terms]
     assert [prompt[0] for prompt in prompts] == [TOKENIZER.sot_prev] * 2
-    assert [len(prompt) for prompt in prompts] == [1 + 223 + 3] * 2
-    assert prompts[1][-4] == T + 1500
+    assert [prompt[-1] for prompt in prompts] == [T] * 2, "the first timestamp is read ahead, with the prompt"
+    assert [len(prompt) for prompt in prompts] == [1 + 223 + 3 + 1] * 2
+    assert prompts[1][-5] == T + 1500
     assert (done.vocabulary.given, done.vocabulary.fitted, done.vocabulary.tokens) == (2, 2, len(terms))
 
 
