@@ -31,6 +31,13 @@ def keep_memory() -> None:
         libc.mallopt(_TRIM_THRESHOLD, 2**31 - 1)
 
 
+def give_back() -> None:
+    """Freed blocks, wherever they lie between others, go back to the system: some hundred megabytes after a long prompt
+    or a crowd, in some 20 ms."""
+    if libc := _glibc():
+        libc.malloc_trim(0)
+
+
 def _glibc() -> ctypes.CDLL | None:
     if not sys.platform.startswith("linux"):
         return None

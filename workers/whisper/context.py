@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from protocol.jobs import Context
+from protocol.past import Context
 from protocol.settings import SAMPLE_RATE
 from workers.whisper.decoding.attempt import Result
 from workers.whisper.segments import SECONDS_PER_TOKEN, Draft, Window

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from protocol.errors import InternalError, WrongModelKind
@@ -19,7 +20,7 @@ from protocol.events import Loading, Ready
 from protocol.jobs import Guess, Heard, Job, Transcribe
 from protocol.settings import WhisperSettings
 from workers.backend import log_loaded, start
-from workers.loop import Emit
+from workers.loop import Emit, is_shortage
 from workers.whisper.decoding.fallback import Kit
 from workers.whisper.hearing import Phase
 from workers.whisper.needs import Align, Ask, Encode, Need, Pause, Prefill, Step
@@ -230,7 +231,9 @@ class WhisperEngine:
         try:
             track.advance(answer)
             track.job.release()
-        except Exception:
+        except Exception as error:
+            if is_shortage(error):
+                raise
             traceback.print_exc()
             self.cancel(track.job)
             track.job.fail(InternalError("transcribing this recording met an error; the worker's log has the details"))
@@ -252,7 +255,7 @@ def _is_waiting(track: Track) -> bool:
 
 def build(settings: WhisperSettings, report: Callable[[Loading], None]) -> WhisperEngine:
     """Load the BLAS, MLX and the model, in this order and this thread. Raises ModelNotConfigured."""
-    backend = start(settings.data_dir, report)
+    backend = start(settings.data_dir, report, few=False)
     import mlx.core as mx
 
     from workers.whisper.load import load
@@ -265,6 +268,6 @@ def build(settings: WhisperSettings, report: Callable[[Loading], None]) -> Whisp
         report=report,
         dtype=mx.float32 if backend.name == "cpu" else mx.float16,
     )
-    model = choose(loaded.whisper, settings.threads or None)
+    model = choose(loaded.whisper, settings.threads or None, folder=Path(settings.data_dir) / "blas")
     log_loaded(loaded.model, backend)
     return WhisperEngine(model, Ready(capacity=CAPACITY, backend=backend, model=loaded.model))

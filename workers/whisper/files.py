@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from protocol.errors import ModelNotConfigured
-from workers.configuration import read_object
+from workers.configuration import parts_of, read_object
 
 _KIND = "Whisper model"
 CONFIG = "config.json"
@@ -97,10 +97,7 @@ def _weights(folder: Path, name: str) -> tuple[Path, ...]:
             return (folder / whole,)
     if not (folder / INDEX).is_file():
         raise ModelNotConfigured(f"{name} has no weights: none of {', '.join((*WHOLE, INDEX))} is there")
-    shards = read_object(folder / INDEX, name, _KIND).get("weight_map")
-    if not isinstance(shards, dict) or not shards:
-        raise ModelNotConfigured(f"{name}: {INDEX} names no files")
-    files = sorted({Path(str(shard)).name for shard in shards.values()})
+    files = sorted(parts_of(folder / INDEX, name, _KIND))
     missing = [file for file in files if not (folder / file).is_file()]
     if missing:
         raise ModelNotConfigured(f"{name} is incomplete: {missing[0]} is missing")

@@ -12,7 +12,8 @@ import msgspec
 
 from protocol.errors import Failure
 from protocol.events import Doubt, Progress, Segment, Timings, Transcribed, VocabularyReport
-from protocol.jobs import Guess, Heard, Reached, Transcribe
+from protocol.jobs import Guess, Heard, Transcribe
+from protocol.past import Reached
 from workers.loop import Emit, failed
 from workers.whisper.decoding.fallback import Kit
 from workers.whisper.guess import Guessing
@@ -20,6 +21,7 @@ from workers.whisper.hearing import Spent, Tongue
 from workers.whisper.mel import HOP
 from workers.whisper.needs import Ask, Encode, Need, Pause, Steps
 from workers.whisper.recording import Recording, Spool
+from workers.whisper.segments import FRAMES_PER_SECOND
 from workers.whisper.timeline import Timeline
 from workers.whisper.transcript import Outlet, Transcript
 from workers.whisper.vocabulary import fit
@@ -137,19 +139,25 @@ class RunningTranscripts(Running):
         self._asking: deque[Track] = deque()
         recordings = _recordings(job)
         self._timeline = Timeline(job.audio.seconds, begun.end)
+        self._first = self._head = begun.track
+        """Of the tracks that are not done; of those, the one whose segments go out as they come."""
+        done = [recording.duration for recording in recordings[: begun.track]]
         self._total = sum(recording.duration for recording in recordings)
-        self._done = [0.0] * len(recordings)
+        self._done = [*done, *(0.0 for _ in recordings[begun.track :])]
+        if begun.track < len(recordings):
+            self._done[begun.track] = begun.seek / FRAMES_PER_SECOND
         self._waiting: list[list[Segment]] = [[] for _ in recordings]
         """Segments of each track that follows one still under way."""
-        self._head = 0
-        transcripts = [
-            Transcript(kit, job, recording, self._fitted, self._tongue, self.spent, self._outlet(i), i)
-            for i, recording in enumerate(recordings)
+        self._reached = {begun.track: begun} if job.reached is not None else {}
+        """Where each track is that has finished a window."""
+        self.tracks = [
+            Track(self, self._transcript(kit, recordings[i], i).run()) for i in range(begun.track, len(recordings))
         ]
-        self.tracks = [Track(self, transcript.run()) for transcript in transcripts]
 
-    def _outlet(self, track: int) -> Outlet:
-        return Outlet(partial(self._say, track), partial(self._progress, track))
+    def _transcript(self, kit: Kit, recording: Recording, i: int) -> Transcript:
+        outlet = Outlet(partial(self._say, i), partial(self._progress, i))
+        reached = self._job.reached if i == self._first else None
+        return Transcript(kit, self._job, recording, self._fitted, self._tongue, self.spent, outlet, i, reached)
 
     @property
     def live(self) -> Sequence[Track]:
@@ -163,17 +171,28 @@ class RunningTranscripts(Running):
         else:
             self._waiting[track].append(segment)
 
-    def _progress(self, track: int, done: float) -> None:
+    def _progress(self, track: int, done: float, reached: Reached) -> None:
         self._done[track] = done
-        self._emit(Progress(done=sum(self._done), total=self._total))
+        self._reached[track] = reached
+        self._report()
+
+    def _report(self) -> None:
+        """How far all are, and the place up to which segments are out."""
+        here = self._reached.get(self._head)
+        if here is None:
+            here = Reached(0, self._fitted.prompt, self._tongue.code, self._tongue.probability)
+        mark = msgspec.structs.replace(here, end=self._timeline.reached, track=self._head)
+        self._emit(Progress(done=sum(self._done), total=self._total, reached=mark))
 
     def release(self) -> None:
-        while self._head < len(self.tracks) and self.tracks[self._head].need is None:
+        before, last = self._head, self._first + len(self.tracks) - 1
+        while self._head < last and self.tracks[self._head - self._first].need is None:
             self._head += 1
-            if self._head < len(self.tracks):
-                waiting, self._waiting[self._head] = self._waiting[self._head], []
-                for segment in waiting:
-                    self._emit(self._timeline.settle(segment))
+            waiting, self._waiting[self._head] = self._waiting[self._head], []
+            for segment in waiting:
+                self._emit(self._timeline.settle(segment))
+        if self._head > before:
+            self._report()
 
     def ask(self, track: Track, question: Ask) -> None:
         self._asking.append(track)
@@ -193,11 +212,11 @@ class RunningTranscripts(Running):
                 language_probability=self._tongue.probability if self._spoke else None,
                 timings=Timings(**{phase: seconds * 1e3 for phase, seconds in self.spent.items()}),
                 vocabulary=vocabulary if fitted.given else None,
-                reached=self._reached(),
+                reached=self._end(),
             )
         )
 
-    def _reached(self) -> Reached | None:
+    def _end(self) -> Reached | None:
         if self._job.independent:
             return None
         (track,) = self.tracks

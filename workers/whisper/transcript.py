@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from protocol.events import Segment, TokenLogprob, Word
-from protocol.jobs import Reached, Transcribe
+from protocol.jobs import Transcribe
+from protocol.past import Reached
 from workers.whisper import segments
 from workers.whisper.context import Known
 from workers.whisper.decoding.attempt import Proposal, Result
@@ -46,10 +47,11 @@ class History:
 
 @dataclass(frozen=True)
 class Outlet:
-    """Where results go, as soon as they are final; `progress` in seconds of the recording."""
+    """Where results go, as soon as they are final; `progress` in seconds of the recording, with the place to go on from
+    where this process dies."""
 
     segment: Callable[[Segment], None]
-    progress: Callable[[float], None]
+    progress: Callable[[float, Reached], None]
 
 
 class Transcript:
@@ -65,12 +67,14 @@ class Transcript:
         spent: Spent,
         outlet: Outlet,
         track: int = 0,
+        reached: Reached | None = None,
     ) -> None:
+        """`reached`: where an earlier job on this recording, or another process at this job, left off."""
         self._kit = kit
         self._job = job
         self._decoding = job.decoding
         self._recording = recording
-        begun = job.reached or Reached(seek=0)
+        begun = reached or Reached(seek=0)
         self._mel = LogMel(
             recording.read, recording.samples, kit.dims.n_mels, scanned=begun.seek, loudest=begun.loudest
         )
@@ -78,7 +82,9 @@ class Transcript:
         self._fitted = fitted
         self._known = Known.of(job.context, kit.tokenizer, timestamps=not job.decoding.without_timestamps)
         self._history = History(kit.prompt_budget - len(fitted.terms) - len(self._known.text))
-        self._history.extend(fitted.prompt if job.reached is None else begun.said)
+        self._history.extend(fitted.prompt if reached is None else begun.said)
+        if begun.seek:
+            self._known = Known()  # It belongs to the first window.
         self._tongue = tongue
         self._outlet = outlet
         self._track = track
@@ -95,7 +101,11 @@ class Transcript:
             self._known = Known()
             # A last timestamp of 0 would hear the same window for ever.
             self._seek = seek if seek > window.seek else window.next
-            self._outlet.progress(min(self._seek, self._mel.frames) / FRAMES_PER_SECOND)
+            self._outlet.progress(min(self._seek, self._mel.frames) / FRAMES_PER_SECOND, self._reached)
+        return self._reached
+
+    @property
+    def _reached(self) -> Reached:
         return Reached(
             seek=self._seek,
             said=tuple(self._history.tokens),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 SHAPES: dict[str, dict[str, int]] = {
     # Heads that two streams cannot halve, vocabularies that need padding, encoder and decoder of different depth.
     "tiny.en": {"n_mels": 80, "width": 96, "heads": 3, "encoder": 3, "decoder": 2, "n_vocab": 864, "n_audio_ctx": 300},
-    "base": {"n_mels": 80, "width": 128, "heads": 8, "encoder": 2, "decoder": 3, "n_vocab": 865, "n_audio_ctx": 301},
+    "base": {"n_mels": 80, "width": 128, "heads": 4, "encoder": 2, "decoder": 3, "n_vocab": 865, "n_audio_ctx": 301},
     "turbo": {"n_mels": 128, "width": 160, "heads": 5, "encoder": 4, "decoder": 1, "n_vocab": 866, "n_audio_ctx": 256},
     # Every width is large-v3-turbo's; the encoder has 2 layers of 32, and few tokens fit, for the sake of time.
     "large-v3-turbo": {
@@ -80,6 +81,19 @@ def make_module(fast_blas: Any) -> MakeModule:
 
 
 @pytest.fixture
+def build(kernel_dir: Path) -> Callable[..., Any]:
+    """kind, module, streams -> one formulation of a model; the tuned one with its compiled decoder."""
+
+    def make(kind: str, module: Any, streams: int = 2) -> Any:
+        from workers.whisper.cpu.model import cpu_model
+        from workers.whisper.plain import plain_model
+
+        return plain_model(module) if kind == "plain" else cpu_model(module, streams, kernel_dir)
+
+    return make
+
+
+@pytest.fixture
 def make_mel() -> Callable[..., np.ndarray]:
     """module, seed -> (2 n_audio_ctx, n_mels) float32 as a log-mel spectrogram's range has it."""
 
@@ -102,5 +116,17 @@ def load_starter(fast_blas: Any, model_data_dir: Any) -> Callable[[str], Any]:
         return load_model(
             f"whisper-{name}", data_dir=model_data_dir, offline=True, report=lambda _: None, dtype=mx.float32
         ).whisper
+
+    return load
+
+
+@pytest.fixture
+def load_model(load_starter: Callable[[str], Any], kernel_dir: Path) -> Callable[[str], Any]:
+    """ "base" or "tiny.en" -> the formulation that the speech worker would choose here, with real weights."""
+
+    def load(name: str) -> Any:
+        from workers.whisper.model import choose
+
+        return choose(load_starter(name), folder=kernel_dir)
 
     return load

@@ -77,12 +77,11 @@ def tune(seconds: float) -> Samples:
 
 
 def test_a_clip_of_less_than_a_second_says_what_the_reference_hears_in_it(
-    load_starter: Callable[[str], Any], hear: Hear
+    load_model: Callable[[str], Any], hear: Hear
 ) -> None:
     from tests.workers.whisper.reference import transcribe
-    from workers.whisper.model import choose
 
-    model = choose(load_starter("tiny.en"))
+    model = load_model("tiny.en")
     sentence = speak(DOOR)[0]
     first = int(np.flatnonzero(np.abs(sentence) > 300)[0]) - SAMPLE_RATE // 20
     for ms, words in ((800, ["please", "open"]), (500, ["please"])):
@@ -93,10 +92,9 @@ def test_a_clip_of_less_than_a_second_says_what_the_reference_hears_in_it(
         assert len(said(hear(model, sentence[first : first + ms * 16])[0])) <= 1
 
 
-def test_noise_and_tunes_between_start_no_loop(load_starter: Callable[[str], Any], hear: Hear) -> None:
-    from workers.whisper.model import choose
+def test_noise_and_tunes_between_start_no_loop(load_model: Callable[[str], Any], hear: Hear) -> None:
 
-    model = choose(load_starter("tiny.en"))
+    model = load_model("tiny.en")
     for between in (noise(32, -35), tune(32)):
         words = said(hear(model, np.concatenate([timeline(GARDEN, 0.5), between, timeline(0.5, DOOR)]))[0])
         assert {"children", "garden"} <= set(words[:12])
@@ -104,14 +102,11 @@ def test_noise_and_tunes_between_start_no_loop(load_starter: Callable[[str], Any
         assert max(words.count(word) for word in set(words) - {"the"}) <= 2
 
 
-def test_a_phrase_is_repeated_as_often_as_the_reference_hears_it(
-    load_starter: Callable[[str], Any], hear: Hear
-) -> None:
+def test_a_phrase_is_repeated_as_often_as_the_reference_hears_it(load_model: Callable[[str], Any], hear: Hear) -> None:
     """A higher temperature would be tried for so repetitive a text; it takes long and is not what is asked here."""
     from tests.workers.whisper.reference import transcribe
-    from workers.whisper.model import choose
 
-    model = choose(load_starter("tiny.en"))
+    model = load_model("tiny.en")
     talk = np.tile(timeline(GARDEN, 0.3), 10)
     events = hear(model, talk, {"temperature": (0.0,)})[0]
     expected = transcribe(model, talk.astype(np.float32) / 32768, temperature=0.0, word_timestamps=True)
@@ -120,14 +115,13 @@ def test_a_phrase_is_repeated_as_often_as_the_reference_hears_it(
 
 
 def test_one_word_and_much_noise_have_words_in_any_language_and_after_any_prompt(
-    load_starter: Callable[[str], Any], hear: Hear
+    load_model: Callable[[str], Any], hear: Hear
 ) -> None:
-    from workers.whisper.model import choose
 
     word = speak("Hello.")[0]
     options = [{"language": "en"}, {"language": "ja"}, {"language": "fr", "prompt": "Free"}, {"prompt": "..."}]
     answers = hear(
-        choose(load_starter("base")),
+        load_model("base"),
         np.concatenate([word, noise(30 - len(word) / SAMPLE_RATE, -45)]),
         *(each | {"temperature": (0.0,)} for each in options),
     )

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from protocol.jobs import Context, Guess, Past, Pcm, Transcribe
+from protocol.jobs import Guess, Pcm, Transcribe
+from protocol.past import Context, Past
 from tests.workers.whisper.driver import guess, guessed, job, run, segments, sound
 from tests.workers.whisper.test_draft import DECODINGS, steps
 from tests.workers.whisper.toy import VOCAB, ToyModel, scripted
@@ -111,11 +112,10 @@ def test_a_guess_within_a_context_says_what_follows_it_and_is_a_draft_of_it(tmp_
 
 @pytest.mark.model
 @pytest.mark.timeout(300)
-def test_real_speech_goes_on_after_what_was_said(fast_blas: blas.Blas, load_starter: Any, tmp_path: Path) -> None:
+def test_real_speech_goes_on_after_what_was_said(fast_blas: blas.Blas, load_model: Any, tmp_path: Path) -> None:
     from tests.speech import timeline
-    from workers.whisper.model import choose
 
-    model = choose(load_starter("base"))
+    model = load_model("base")
     first = timeline("The quick brown fox jumps over the lazy dog.", 0.8)
     samples = np.concatenate([first, timeline("She sells sea shells by the sea shore.", 0.5)])
     samples.tofile(tmp_path / "spool")

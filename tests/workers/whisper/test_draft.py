@@ -11,7 +11,7 @@ import pytest
 
 from protocol.jobs import Pcm
 from tests.workers.whisper.driver import guess, guessed, job, run, segments, sound
-from tests.workers.whisper.test_model import KINDS, TOKENS, assert_near, build, encode, reference
+from tests.workers.whisper.test_model import KINDS, TOKENS, Build, assert_near, encode, reference
 from tests.workers.whisper.toy import VOCAB, ToyModel, scripted
 from workers import blas
 from workers.whisper.tokenizer import Tokenizer
@@ -127,7 +127,7 @@ def test_where_other_timestamps_are_said_they_count(tmp_path: Path, said: list[i
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_step_may_take_more_than_one_token_of_a_row(kind: str, make_module: Any, make_mel: Any) -> None:
+def test_a_step_may_take_more_than_one_token_of_a_row(build: Build, kind: str, make_module: Any, make_mel: Any) -> None:
     """Beside another row that takes one."""
     module = make_module("base")
     mel = make_mel(module)
@@ -142,7 +142,9 @@ def test_a_step_may_take_more_than_one_token_of_a_row(kind: str, make_module: An
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_truncated_rows_go_on_as_if_the_rest_had_never_been_read(kind: str, make_module: Any, make_mel: Any) -> None:
+def test_truncated_rows_go_on_as_if_the_rest_had_never_been_read(
+    build: Build, kind: str, make_module: Any, make_mel: Any
+) -> None:
     module = make_module("base")
     mel = make_mel(module)
     expected, _ = reference(module, mel, TOKENS)
@@ -159,12 +161,11 @@ def test_truncated_rows_go_on_as_if_the_rest_had_never_been_read(kind: str, make
 @pytest.mark.model
 @pytest.mark.timeout(300)
 def test_drafts_change_no_text_no_word_and_no_probability_of_real_speech(
-    fast_blas: blas.Blas, load_starter: Any, tmp_path: Path
+    fast_blas: blas.Blas, load_model: Any, tmp_path: Path
 ) -> None:
     from tests.speech import timeline
-    from workers.whisper.model import choose
 
-    model = choose(load_starter("base"))
+    model = load_model("base")
     samples = timeline(
         "The quick brown fox jumps over the lazy dog.", 0.8, "She sells sea shells by the sea shore.", 0.5
     )

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from protocol.events import Transcribed
-from protocol.jobs import Pcm, Reached, Span
+from protocol.jobs import Pcm, Span
+from protocol.past import Reached
 from tests.workers.whisper.driver import job, run, segments, sound, text
 from tests.workers.whisper.toy import ToyModel, scripted
 from workers import blas
@@ -126,11 +127,10 @@ def test_independent_spans_have_no_place_to_go_on_from(tmp_path: Path) -> None:
 
 @pytest.mark.model
 @pytest.mark.timeout(300)
-def test_real_speech_in_pieces_is_real_speech_at_once(fast_blas: blas.Blas, load_starter: Any, tmp_path: Path) -> None:
+def test_real_speech_in_pieces_is_real_speech_at_once(fast_blas: blas.Blas, load_model: Any, tmp_path: Path) -> None:
     from tests.speech import timeline
-    from workers.whisper.model import choose
 
-    model = choose(load_starter("base"))
+    model = load_model("base")
     sentences = ("The quick brown fox jumps over the lazy dog.", 0.8, "She sells sea shells by the sea shore.", 1.5)
     samples = timeline(*sentences * 8)
     samples.tofile(tmp_path / "spool")

@@ -186,12 +186,11 @@ def test_a_cancelled_guess_frees_its_row_and_window_in_that_step(tmp_path: Path)
 @pytest.mark.model
 @pytest.mark.timeout(300)
 def test_real_words_are_heard_about_where_they_are_spoken(
-    fast_blas: blas.Blas, load_starter: Any, tmp_path: Path
+    fast_blas: blas.Blas, load_model: Any, tmp_path: Path
 ) -> None:
     from tests.speech import timeline
-    from workers.whisper.model import choose
 
-    model = choose(load_starter("base"))
+    model = load_model("base")
     samples = timeline("The quick brown fox jumps over the lazy dog.", 0.5)
     samples.tofile(tmp_path / "spool")
     audio = Pcm(str(tmp_path / "spool"), 0, len(samples))

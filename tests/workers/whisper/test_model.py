@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,12 +13,7 @@ TOKENS = [70, 3, 14, 15, 9, 26]
 SHAPES = ["tiny.en", "base", "turbo", "odd"]
 KINDS = ["plain", "cpu"]
 
-
-def build(kind: str, module: Any, streams: int = 2) -> Any:
-    from workers.whisper.cpu.model import CpuModel
-    from workers.whisper.model import PlainModel
-
-    return PlainModel(module) if kind == "plain" else CpuModel(module, streams)
+Build = Callable[..., Any]
 
 
 def reference(module: Any, mel: np.ndarray, tokens: list[int]) -> tuple[np.ndarray, list[Any]]:
@@ -41,7 +37,7 @@ def encode(model: Any, mel: np.ndarray, context: int | None = None) -> Any:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_prefill_and_steps_give_mlx_whispers_logits(
-    kind: str, shape: str, make_module: Callable[..., Any], make_mel: Callable[..., np.ndarray]
+    build: Build, kind: str, shape: str, make_module: Callable[..., Any], make_mel: Callable[..., np.ndarray]
 ) -> None:
     module = make_module(shape)
     mel = make_mel(module)
@@ -58,21 +54,21 @@ def test_prefill_and_steps_give_mlx_whispers_logits(
         )
 
 
-@pytest.mark.parametrize("streams", [1, 2, 3, 4])
-def test_any_number_of_streams_gives_the_same(
-    streams: int, make_module: Callable[..., Any], make_mel: Callable[..., np.ndarray]
+@pytest.mark.parametrize("threads", [1, 2, 3, 4])
+def test_any_number_of_threads_gives_the_same(
+    build: Build, threads: int, make_module: Callable[..., Any], make_mel: Callable[..., np.ndarray]
 ) -> None:
     module = make_module("tiny.en")
     mel = make_mel(module)
     expected, _ = reference(module, mel, TOKENS)
-    model = build("cpu", module, streams)
+    model = build("cpu", module, threads)
     assert_near(model.prefill(encode(model, mel), TOKENS, range(len(TOKENS)))[1], expected)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_align_gives_mlx_whispers_scores_of_the_alignment_heads(
-    kind: str, shape: str, make_module: Callable[..., Any], make_mel: Callable[..., np.ndarray]
+    build: Build, kind: str, shape: str, make_module: Callable[..., Any], make_mel: Callable[..., np.ndarray]
 ) -> None:
     module = make_module(shape)
     mel = make_mel(module)
@@ -87,7 +83,7 @@ def test_align_gives_mlx_whispers_scores_of_the_alignment_heads(
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_row_does_not_depend_on_its_company(
-    kind: str, make_module: Callable[..., Any], make_mel: Callable[..., np.ndarray]
+    build: Build, kind: str, make_module: Callable[..., Any], make_mel: Callable[..., np.ndarray]
 ) -> None:
     """Groups with other windows, contexts, positions and widths come, go and change places between steps."""
     module = make_module("base")
@@ -120,7 +116,7 @@ def test_a_row_does_not_depend_on_its_company(
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_select_doubles_drops_and_swaps_rows(
-    kind: str, make_module: Callable[..., Any], make_mel: Callable[..., np.ndarray]
+    build: Build, kind: str, make_module: Callable[..., Any], make_mel: Callable[..., np.ndarray]
 ) -> None:
     module = make_module("base")
     mel = make_mel(module)
@@ -144,7 +140,7 @@ def test_select_doubles_drops_and_swaps_rows(
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_rows_grow_to_the_last_position(
-    kind: str, make_module: Callable[..., Any], make_mel: Callable[..., np.ndarray]
+    build: Build, kind: str, make_module: Callable[..., Any], make_mel: Callable[..., np.ndarray]
 ) -> None:
     module = make_module("odd")
     mel = make_mel(module)
@@ -161,7 +157,7 @@ def test_rows_grow_to_the_last_position(
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("context", [1, 3, 40])
 def test_a_reduced_context_is_a_shorter_window(
-    kind: str, context: int, make_module: Callable[..., Any], make_mel: Callable[..., np.ndarray]
+    build: Build, kind: str, context: int, make_module: Callable[..., Any], make_mel: Callable[..., np.ndarray]
 ) -> None:
     """mlx_whisper on the shortened mel, its positions truncated, is the reference."""
     module = make_module("odd")
@@ -176,9 +172,9 @@ def test_a_reduced_context_is_a_shorter_window(
     assert_near(model.prefill(window, TOKENS, range(len(TOKENS)))[1], expected)
 
 
-@pytest.mark.parametrize("streams", [1, 2])
-def test_scores_outside_exp2s_range_are_noticed_and_stay_right(
-    streams: int, make_module: Callable[..., Any], make_mel: Callable[..., np.ndarray]
+@pytest.mark.parametrize("kind", KINDS)
+def test_scores_of_hundreds_do_not_overflow_the_encoder(
+    build: Build, kind: str, make_module: Callable[..., Any], make_mel: Callable[..., np.ndarray]
 ) -> None:
     module = make_module("base")
     for block in module.encoder.blocks[:1]:
@@ -186,21 +182,12 @@ def test_scores_outside_exp2s_range_are_noticed_and_stay_right(
         block.attn.key.weight = block.attn.key.weight * 10
     mel = make_mel(module)
     expected, _ = reference(module, mel, TOKENS)
-    model = build("cpu", module, streams)
-    window = encode(model, mel)
-    assert model.encoder.careful_heads == module.dims.n_audio_head  # the first layer's, not the second's
-    assert_near(model.prefill(window, TOKENS, range(len(TOKENS)))[1], expected)
-
-
-def test_ordinary_scores_need_no_care(make_module: Callable[..., Any], make_mel: Callable[..., np.ndarray]) -> None:
-    module = make_module("base")
-    model = build("cpu", module)
-    encode(model, make_mel(module))
-    assert model.encoder.careful_heads == 0
+    model = build(kind, module)
+    assert_near(model.prefill(encode(model, mel), TOKENS, range(len(TOKENS)))[1], expected)
 
 
 def test_cross_scores_of_hundreds_do_not_overflow(
-    make_module: Callable[..., Any], make_mel: Callable[..., np.ndarray]
+    build: Build, make_module: Callable[..., Any], make_mel: Callable[..., np.ndarray]
 ) -> None:
     module = make_module("base")
     for block in module.decoder.blocks:
@@ -212,25 +199,26 @@ def test_cross_scores_of_hundreds_do_not_overflow(
     assert_near(model.prefill(encode(model, mel), TOKENS, range(len(TOKENS)))[1], expected, 5e-3)
 
 
-def test_the_tuned_model_is_chosen_for_plain_float32_only(make_module: Callable[..., Any]) -> None:
+def test_the_tuned_model_is_chosen_for_plain_float32_only(make_module: Callable[..., Any], kernel_dir: Path) -> None:
     import mlx.core as mx
     from mlx.nn.layers.quantized import quantize
 
-    from workers.whisper.cpu.model import CpuModel
-    from workers.whisper.model import PlainModel, choose
+    from workers.whisper.cpu.encoder import NativeEncoder
+    from workers.whisper.model import choose
+    from workers.whisper.plain import PlainEncoder
 
-    assert isinstance(choose(make_module("base")), CpuModel)
+    assert isinstance(choose(make_module("base"), folder=kernel_dir).encoder, NativeEncoder)
     half = make_module("base")
     half.set_dtype(mx.float16)
-    assert isinstance(choose(half), PlainModel)
+    assert isinstance(choose(half, folder=kernel_dir).encoder, PlainEncoder)
     quantized = make_module("base")
     quantize(quantized, group_size=32, bits=8)
-    assert isinstance(choose(quantized), PlainModel)
+    assert isinstance(choose(quantized, folder=kernel_dir).encoder, PlainEncoder)
 
 
 @pytest.mark.parametrize("how", ["float16", "quantized"])
 def test_the_plain_model_runs_other_weights(
-    how: str, make_module: Callable[..., Any], make_mel: Callable[..., np.ndarray]
+    build: Build, how: str, make_module: Callable[..., Any], make_mel: Callable[..., np.ndarray]
 ) -> None:
     import mlx.core as mx
     from mlx.nn.layers.quantized import quantize
@@ -253,7 +241,7 @@ def test_the_plain_model_runs_other_weights(
 
 @pytest.mark.model
 @pytest.mark.parametrize("name", ["base", "tiny.en"])
-def test_real_weights_give_mlx_whispers_logits(name: str, load_starter: Callable[[str], Any]) -> None:
+def test_real_weights_give_mlx_whispers_logits(build: Build, name: str, load_starter: Callable[[str], Any]) -> None:
     import mlx.core as mx
 
     module = load_starter(name)

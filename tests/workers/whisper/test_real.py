@@ -35,14 +35,14 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def model(fast_blas: blas.Blas, model_data_dir: Path) -> Any:
+def model(fast_blas: blas.Blas, model_data_dir: Path, kernel_dir: Path) -> Any:
     import mlx.core as mx
 
     from workers.whisper.load import load
     from workers.whisper.model import choose
 
     loaded = load("whisper-base", data_dir=model_data_dir, offline=True, report=lambda loading: None, dtype=mx.float32)
-    return choose(loaded.whisper)
+    return choose(loaded.whisper, folder=kernel_dir)
 
 
 @pytest.fixture(scope="module")

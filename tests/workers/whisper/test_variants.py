@@ -54,11 +54,11 @@ def test_a_quantized_base_says_the_words_that_base_says(
 
 
 def test_a_model_of_turbos_width_and_vocabulary_runs_from_sound_to_segments(
-    make_module: Callable[..., Any], tmp_path: Path
+    make_module: Callable[..., Any], tmp_path: Path, kernel_dir: Path
 ) -> None:
     from workers.whisper.model import choose
 
-    model = choose(make_module("large-v3-turbo"))
+    model = choose(make_module("large-v3-turbo"), folder=kernel_dir)
     (events,) = run(
         model, [job(sound(tmp_path / "noise", 3.0), temperature=(0.0,), language="zh", without_timestamps=True)]
     )
