@@ -12,10 +12,14 @@ Knows kinds and messages; knows no HTTP status (service/errors.py has that table
     ├── NotFound                there is no such route, model, session, …
     │   └── ModelNotFound  UnknownSession  UnknownAdapter  UnknownResponse
     ├── MethodNotAllowed
+    ├── InvalidApiKey           who asks has not said a key that is known here
+    ├── Forbidden               where it comes from is not let in
+    │   └── ForbiddenHost  ForbiddenOrigin
     ├── Conflict                what a session is at forbids it, and would forbid it again
     │   └── SessionFinishing  SessionFailed  SequenceGap
     ├── QueueFull               too much is waiting; later is better
     ├── TooManySessions
+    ├── TooManyRequests         of this client, or of all
     ├── Unavailable             a part of the house cannot serve now
     │   ├── ModelNotConfigured  WorkerCrashed  WorkerStarting  DiskFull  ShuttingDown
     ├── RequestTimeout
@@ -52,10 +56,14 @@ class Kind(StrEnum):
     UNKNOWN_ADAPTER = "unknown_adapter"
     UNKNOWN_RESPONSE = "unknown_response"
     METHOD_NOT_ALLOWED = "method_not_allowed"
+    INVALID_API_KEY = "invalid_api_key"
+    FORBIDDEN_HOST = "forbidden_host"
+    FORBIDDEN_ORIGIN = "forbidden_origin"
     SESSION_FINISHING = "session_finishing"
     SESSION_FAILED = "session_failed"
     SEQUENCE_GAP = "sequence_gap"
     TOO_MANY_SESSIONS = "too_many_sessions"
+    TOO_MANY_REQUESTS = "too_many_requests"
     QUEUE_FULL = "queue_full"
     MODEL_NOT_CONFIGURED = "model_not_configured"
     WORKER_CRASHED = "worker_crashed"
@@ -165,6 +173,22 @@ class MethodNotAllowed(Failure):
     kind = Kind.METHOD_NOT_ALLOWED
 
 
+class InvalidApiKey(Failure):
+    kind = Kind.INVALID_API_KEY
+
+
+class Forbidden(Failure):
+    """The common parent of what a 403 says; it has no kind of its own."""
+
+
+class ForbiddenHost(Forbidden):
+    kind = Kind.FORBIDDEN_HOST
+
+
+class ForbiddenOrigin(Forbidden):
+    kind = Kind.FORBIDDEN_ORIGIN
+
+
 class Conflict(Failure):
     """The common parent of what a 409 says; it has no kind of its own."""
 
@@ -187,6 +211,10 @@ class TooManySessions(Failure):
 
 class QueueFull(Failure):
     kind = Kind.QUEUE_FULL
+
+
+class TooManyRequests(Failure):
+    kind = Kind.TOO_MANY_REQUESTS
 
 
 class Unavailable(Failure):

@@ -10,10 +10,12 @@ from typing import Literal
 import msgspec
 
 from protocol.errors import Kind
-from protocol.jobs import Reached, Span
+from protocol.jobs import Span
+from protocol.past import Reached
+from protocol.settings import AdapterSource
 from protocol.tools import CallPart
 
-ModelKind = Literal["whisper", "llm"]
+ModelKind = Literal["whisper", "llm", "embedding"]
 
 Bytes = bytes
 """The type by another name, for a struct that has a member of its own called so."""
@@ -40,9 +42,11 @@ class Model(msgspec.Struct, frozen=True):
     parameters: int
     dtype: str
     context_window: int = 0
-    """Tokens of prompt and answer together; 0 where that means nothing."""
+    """Tokens of prompt and answer together, or of one text to embed; 0 where that means nothing."""
     gen_defaults: GenDefaults | None = None
     """None for a model that is no language model."""
+    embedding_width: int = 0
+    """Numbers in a text's vector; 0: it gives none."""
 
 
 class Backend(msgspec.Struct, frozen=True):
@@ -81,6 +85,8 @@ class Progress(msgspec.Struct, frozen=True, tag="progress"):
 
     done: float
     total: float
+    reached: Reached | None = None
+    """Of a transcription: all segments up to here went before this."""
 
 
 class Decoded(msgspec.Struct, frozen=True, tag="decoded"):
@@ -238,6 +244,8 @@ class Started(msgspec.Struct, frozen=True, tag="started"):
 
     prompt_tokens: int
     cached_tokens: int
+    prompt: tuple[int, ...] = ()
+    """The prompt's ids, where they are not those that the tokenizer makes of its text."""
 
 
 class Delta(msgspec.Struct, frozen=True, tag="delta"):
@@ -250,6 +258,8 @@ class Delta(msgspec.Struct, frozen=True, tag="delta"):
     """The tokens of the text, where log-probabilities were asked for."""
     calls: tuple[CallPart, ...] = ()
     """What of calls comes after the text."""
+    ids: tuple[int, ...] = ()
+    """All tokens that were generated since the choice's last Delta: some may be held back still."""
 
 
 class ChoiceEnded(msgspec.Struct, frozen=True, tag="choice_ended"):
@@ -262,6 +272,8 @@ class ChoiceEnded(msgspec.Struct, frozen=True, tag="choice_ended"):
     reasoning_tokens: int = 0
     stop: str | None = None
     """The stop string that ended it, if one did."""
+    ids: tuple[int, ...] = ()
+    """As in Delta."""
 
 
 class Spent(msgspec.Struct, frozen=True):
@@ -273,6 +285,13 @@ class Spent(msgspec.Struct, frozen=True):
     prefill: float = 0.0
     first_token: float = 0.0
     decode: float = 0.0
+
+
+class Kept(msgspec.Struct, frozen=True):
+    """What a prompt cache holds of conversations that have ended."""
+
+    entries: int = 0
+    bytes: int = 0
 
 
 class Generated(msgspec.Struct, frozen=True, tag="generated"):
@@ -288,12 +307,61 @@ class Generated(msgspec.Struct, frozen=True, tag="generated"):
     """Of the answer, those that the shape left no choice about: never sampled."""
     guessed_tokens: int = 0
     """Of the answer, those that were guessed right: several came of one pass through the network."""
+    adapter: str | None = None
+    """The id of the adapter that it was written with."""
+    kept: Kept = Kept()
+    """In the prompt cache now."""
 
 
 class Counted(msgspec.Struct, frozen=True, tag="counted"):
     """Ends CountTokens."""
 
     tokens: int
+
+
+class Adapter(msgspec.Struct, frozen=True):
+    """A mounted adapter."""
+
+    source: AdapterSource
+    rank: int
+    """The largest of all layers."""
+    scale: float
+    """What the product of its two matrices is multiplied with; of the first layer, where they differ."""
+    size_bytes: int
+    """Of its file."""
+    mounted_layers: int
+    """Linear layers that it changes."""
+
+
+class Mounted(msgspec.Struct, frozen=True, tag="mounted"):
+    """Ends MountAdapter, UnmountAdapter and ListAdapters: all that can be asked for now, in the order of mounting."""
+
+    adapters: tuple[Adapter, ...]
+
+
+class Vectors(msgspec.Struct, frozen=True, tag="vectors"):
+    """Some of an Embed's vectors, each of length 1. `places`: whose they are, counted from 0; in any order."""
+
+    places: tuple[int, ...]
+    data: bytes
+    """float32, little-endian: one vector after the other."""
+
+
+class Read(msgspec.Struct, frozen=True):
+    """Milliseconds inside the worker. `queue`: until its first piece was begun, without those of tokenizing."""
+
+    queue: float = 0.0
+    tokenize: float = 0.0
+    embed: float = 0.0
+
+
+class Embedded(msgspec.Struct, frozen=True, tag="embedded"):
+    """Ends Embed. All Vectors went before it. `adapter`: the one that they were made with; None: the model alone."""
+
+    tokens: int
+    """Of all inputs, with what the model's tokenizer puts around a text."""
+    spent: Read = Read()
+    adapter: str | None = None
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
@@ -322,8 +390,11 @@ Event = (
     | ChoiceEnded
     | Generated
     | Counted
+    | Mounted
+    | Vectors
+    | Embedded
     | Failed
 )
 FromWorker = Loading | Ready | Event
-TERMINAL = (Decoded, Speech, Followed, Transcribed, Guessed, Generated, Counted, Failed)
+TERMINAL = (Decoded, Speech, Followed, Transcribed, Guessed, Generated, Counted, Mounted, Embedded, Failed)
 """After one of these a job's id is free."""

@@ -10,7 +10,9 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from protocol.settings import SAMPLE_RATE
+from protocol.past import Context, Reached
+from protocol.resume import Resume
+from protocol.settings import SAMPLE_RATE, AdapterSource
 from protocol.tools import Tools
 
 Task = Literal["transcribe", "translate"]
@@ -81,7 +83,14 @@ class Decoding(msgspec.Struct, frozen=True, kw_only=True):
     """Of the sampling temperatures: the same job and seed give the same text."""
 
 
-class Decode(msgspec.Struct, frozen=True, tag="decode"):
+class OfRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What every job has."""
+
+    request: str = ""
+    """The id of the request that it is done for, for log lines; empty: none."""
+
+
+class Decode(OfRequest, frozen=True, tag="decode"):
     """Turn any media file into 16 kHz mono s16le. Answered by Progress… Decoded."""
 
     source: str
@@ -90,7 +99,7 @@ class Decode(msgspec.Struct, frozen=True, tag="decode"):
     """The spool file to write."""
 
 
-class DetectSpeech(msgspec.Struct, frozen=True, tag="detect_speech"):
+class DetectSpeech(OfRequest, frozen=True, tag="detect_speech"):
     """Where is speech? Answered by Progress…, Speech."""
 
     audio: Pcm
@@ -132,7 +141,7 @@ class Run(msgspec.Struct, frozen=True):
     without the header, little-endian. 0: there are no chunks, every byte is audio."""
 
 
-class Follow(msgspec.Struct, frozen=True, tag="follow"):
+class Follow(OfRequest, frozen=True, tag="follow"):
     """Convert what was newly recorded and listen for speech in it. Answered by Progress…, Followed.
 
     The worker remembers where it was, but needs not: after a restart it converts the first run again, up to
@@ -156,43 +165,7 @@ class Follow(msgspec.Struct, frozen=True, tag="follow"):
     """What the detector remembered after them (Followed.memory); empty at the start."""
 
 
-class Reached(msgspec.Struct, frozen=True):
-    """Where a transcription stands between two windows, so that another job can go on from there."""
-
-    seek: int
-    """Mel frames of 10 ms from the start of the job's audio."""
-    said: tuple[int, ...] = ()
-    """The tokens that the next window is conditioned on, without the vocabulary's."""
-    language: str | None = None
-    language_probability: float | None = None
-    last_speech: float = 0.0
-    """Seconds; where the last word ended."""
-    end: float = 0.0
-    """Seconds; where the last segment ended. None begins before it; 0: nothing was said yet."""
-    loudest: float | None = None
-    """log10 of the mel spectrogram's greatest power so far; None: not known. Windows are scaled by it."""
-
-
-class Past(msgspec.Struct, frozen=True):
-    """A segment that other jobs said of the beginning of a job's audio. Times in seconds of that audio."""
-
-    start: float
-    end: float
-    tokens: tuple[int, ...]
-    """Timestamps among them do not count: `start` and `end` do."""
-
-
-class Context(msgspec.Struct, frozen=True):
-    """The beginning of a job's audio, which is written already: heard with the rest, and not said again. A second of
-    speech alone is hard to understand, for Whisper as for anybody."""
-
-    stop: int
-    """Samples from the start of the job's audio: where that begins which is to be said."""
-    said: tuple[Past, ...]
-    """In order."""
-
-
-class Transcribe(msgspec.Struct, frozen=True, tag="transcribe"):
+class Transcribe(OfRequest, frozen=True, tag="transcribe"):
     """Turn speech into text. Answered by Progress, Segment and Doubt in any number, then Transcribed."""
 
     audio: Pcm
@@ -207,17 +180,17 @@ class Transcribe(msgspec.Struct, frozen=True, tag="transcribe"):
     speech: tuple[Span, ...] | None = None
     """Where speech is, if that is known already: then the silence rule asks nobody."""
     reached: Reached | None = None
-    """Go on from here instead of the start of `audio`; not with `independent`."""
+    """Go on from here instead of the start of `audio`."""
     whole: bool = True
     """False: more audio will follow, so stop before the first window that is not full."""
     draft: tuple[int, ...] = ()
     """Tokens that the first window will probably say (Guessed.tokens). They make it faster and change nothing; they
     are of use at temperature 0 without beams."""
     context: Context | None = None
-    """Not with `spans` or `reached`."""
+    """Not with `spans`; with `reached` it is heard already."""
 
 
-class Guess(msgspec.Struct, frozen=True, tag="guess"):
+class Guess(OfRequest, frozen=True, tag="guess"):
     """What is being said in audio of at most 30 s that goes on? Answered by Guessed.
 
     Goes after urgent work and before files. One window, one attempt at the first temperature, no beams, no fallback.
@@ -277,6 +250,10 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
     """What cannot be enforced is put into the prompt, instead of refusing the job."""
 
 
+BASE_MODEL = "none"
+"""What is asked for instead of an adapter to get the model as it is."""
+
+
 class Generation(msgspec.Struct, frozen=True, kw_only=True):
     """What is asked of the model beside the prompt."""
 
@@ -296,6 +273,9 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     """Log phases and how the first tokens were routed."""
     shape: Shape | None = None
     """None: any text."""
+    adapter: str = ""
+    """By its id; empty: the default one, if there is one; BASE_MODEL: none."""
+    resume: Resume | None = None
 
 
 class ChatMessage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -309,7 +289,7 @@ class ChatMessage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     reasoning_content: str | None = None
 
 
-class Chat(msgspec.Struct, frozen=True, tag="chat"):
+class Chat(OfRequest, frozen=True, tag="chat"):
     """Answer a conversation. Answered by Progress, Delta and ChoiceEnded in any number, then Generated."""
 
     messages: tuple[ChatMessage, ...]
@@ -319,7 +299,7 @@ class Chat(msgspec.Struct, frozen=True, tag="chat"):
     tools: Tools = Tools()
 
 
-class Complete(msgspec.Struct, frozen=True, tag="complete"):
+class Complete(OfRequest, frozen=True, tag="complete"):
     """Go on with a text. Answered as Chat is."""
 
     prompt: str | tuple[int, ...]
@@ -328,10 +308,42 @@ class Complete(msgspec.Struct, frozen=True, tag="complete"):
     """The prompt is the beginning of the answer."""
 
 
-class CountTokens(msgspec.Struct, frozen=True, tag="count_tokens"):
+class CountTokens(OfRequest, frozen=True, tag="count_tokens"):
     """How long would the prompt of this be? Answered by Counted; nothing is generated."""
 
     chat: Chat
+
+
+class MountAdapter(OfRequest, frozen=True, tag="mount_adapter"):
+    """Let requests ask for one more adapter. Answered by Mounted.
+
+    Raises InvalidValue, with `path` or `id` as its param, for what does not fit; nothing has changed then.
+    """
+
+    source: AdapterSource
+
+
+class UnmountAdapter(OfRequest, frozen=True, tag="unmount_adapter"):
+    """Let no further request ask for it; those that run go on with it. Answered by Mounted."""
+
+    id: str
+
+
+class ListAdapters(OfRequest, frozen=True, tag="list_adapters"):
+    """Answered by Mounted."""
+
+
+class Embed(OfRequest, frozen=True, tag="embed"):
+    """Vectors of texts. Answered by Progress and Vectors in any number, then Embedded."""
+
+    inputs: tuple[str | tuple[int, ...], ...]
+    """Texts, or tokens that are read as they are."""
+    dimensions: Annotated[int, Meta(ge=1)] | None = None
+    """The first so many numbers of each vector, which is then made of length 1 again; None: all."""
+    client: str = ""
+    """As in Generation."""
+    adapter: str = ""
+    """As in Generation. Models for embeddings have none."""
 
 
 class Heard(msgspec.Struct, frozen=True, tag="heard"):
@@ -348,5 +360,18 @@ class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
     """
 
 
-Job = Decode | DetectSpeech | Follow | Transcribe | Guess | Chat | Complete | CountTokens
-ToWorker = Decode | DetectSpeech | Follow | Transcribe | Guess | Chat | Complete | CountTokens | Heard | Cancel
+Job = (
+    Decode
+    | DetectSpeech
+    | Follow
+    | Transcribe
+    | Guess
+    | Chat
+    | Complete
+    | CountTokens
+    | MountAdapter
+    | UnmountAdapter
+    | ListAdapters
+    | Embed
+)
+ToWorker = Job | Heard | Cancel

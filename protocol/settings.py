@@ -1,29 +1,14 @@
 """What a worker is told once, as its first frame: which engine it is and the engine's defaults.
 
-Knows no path of its own and reads no environment: the service fills these in from its configuration. Of the machine it
-looks at the size of its memory alone.
+Knows no path of its own and reads no environment: the service fills these in from its configuration.
 """
 
 from __future__ import annotations
-
-import os
 
 import msgspec
 
 SAMPLE_RATE = 16_000
 """Samples per second of every `Pcm`: what Whisper's mel filters are made for (openai/whisper audio.py)."""
-
-
-LEAST_CACHE_BYTES = 128 << 20
-"""A conversation of 2500 tokens with a model of 135 million parameters: 46 KiB of keys and values each."""
-CACHE_MEMORY = 192
-"""One part in so many of the machine's memory is for what finished conversations leave behind."""
-
-
-def cache_bytes() -> int:
-    """The prompt cache's default: as much as small machines can spare, and more where there is more."""
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return max(LEAST_CACHE_BYTES, memory // CACHE_MEMORY)
 
 
 class MediaSettings(msgspec.Struct, frozen=True, tag="media"):
@@ -61,6 +46,17 @@ class WhisperSettings(msgspec.Struct, frozen=True, tag="whisper"):
     offline: bool = False
 
 
+class AdapterSource(msgspec.Struct, frozen=True):
+    """A LoRA adapter as it was named, and where it lies."""
+
+    id: str
+    """What requests call it."""
+    folder: str
+    """Absolute; for the worker alone."""
+    path: str
+    """As clients see it: below the folder of all adapters."""
+
+
 class LlmSettings(msgspec.Struct, frozen=True, tag="llm"):
     """The language-model engine: many conversations at once."""
 
@@ -71,7 +67,7 @@ class LlmSettings(msgspec.Struct, frozen=True, tag="llm"):
     threads: int = 0
     """Compute streams on a CPU; 0: one for each core that this process may use, two at most."""
     offline: bool = False
-    cache_bytes: int = msgspec.field(default_factory=cache_bytes)
+    cache_bytes: int = 112 << 20
     """Of keys and values that finished conversations leave behind."""
     max_rows: int = 16
     """Choices decoded together; more wait."""
@@ -79,6 +75,22 @@ class LlmSettings(msgspec.Struct, frozen=True, tag="llm"):
     """Trace every request."""
     trace_text: bool = False
     """A trace may show tokens' text."""
+    adapters: tuple[AdapterSource, ...] = ()
+    """Mounted before it is ready."""
+    default_adapter: str = ""
+    """Of requests that name none, while an adapter of this id is mounted. It must be mounted, or nothing starts, where
+    it is among `adapters`."""
 
 
-Settings = MediaSettings | WhisperSettings | OracleSettings | LlmSettings
+class EmbedSettings(msgspec.Struct, frozen=True, tag="embedding"):
+    """A model whose one purpose is vectors of texts: an encoder, or a language model made for it."""
+
+    model: str
+    """A folder, a Hugging Face id or a starter's name."""
+    data_dir: str
+    threads: int = 0
+    """As in LlmSettings."""
+    offline: bool = False
+
+
+Settings = MediaSettings | WhisperSettings | OracleSettings | LlmSettings | EmbedSettings

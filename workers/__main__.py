@@ -18,8 +18,10 @@ from typing import Any, Final, assert_never
 
 from setproctitle import setproctitle
 
-from protocol.settings import LlmSettings, MediaSettings, OracleSettings, Settings, WhisperSettings
+from protocol import lines
+from protocol.settings import EmbedSettings, LlmSettings, MediaSettings, OracleSettings, Settings, WhisperSettings
 from workers.loop import Engine, Report, serve
+from workers.priority import give_way
 
 
 def _media(settings: MediaSettings, report: Report) -> Engine[Any]:
@@ -46,8 +48,20 @@ def _llm(settings: LlmSettings, report: Report) -> Engine[Any]:
     return build(settings, report)
 
 
+def _embed(settings: EmbedSettings, report: Report) -> Engine[Any]:
+    from workers.embed.engine import build
+
+    return build(settings, report)
+
+
 ENGINES: Final[Mapping[type[Settings], Callable[[Any, Report], Engine[Any]]]] = MappingProxyType(
-    {MediaSettings: _media, WhisperSettings: _whisper, OracleSettings: _oracle, LlmSettings: _llm}
+    {
+        MediaSettings: _media,
+        WhisperSettings: _whisper,
+        OracleSettings: _oracle,
+        LlmSettings: _llm,
+        EmbedSettings: _embed,
+    }
 )
 
 
@@ -62,6 +76,8 @@ def title(settings: Settings) -> str:
             return f"starling: oracle {PurePath(settings.model).name}"
         case LlmSettings():
             return f"starling: llm {PurePath(settings.model).name}"
+        case EmbedSettings():
+            return f"starling: embedding {PurePath(settings.model).name}"
         case _:
             assert_never(settings)
 
@@ -74,11 +90,14 @@ def build(settings: Settings, report: Report) -> Engine[Any]:
 
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the service's; its end is ours.
+    give_way()
     os.dup2(2, 1)  # Whatever prints, prints into the log.
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True, errors="backslashreplace")
     faulthandler.enable()
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(lines.Formatter())
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
     serve(int(sys.argv[1]), build)
 
 

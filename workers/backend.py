@@ -19,11 +19,14 @@ CACHE_BYTES = 256 << 20
 _log = logging.getLogger(__name__)
 
 
-def start(data_dir: str, report: Callable[[Loading], None]) -> Backend:
-    """Load the BLAS and MLX, in this order, for a model that runs its own streams side by side."""
+def start(data_dir: str, report: Callable[[Loading], None], *, few: bool) -> Backend:
+    """Load the BLAS and MLX, in this order, for a model that runs its own streams side by side.
+
+    few: as blas.prepare has it, for a model whose products with few rows are MLX's; it costs a measurement.
+    """
     report(Loading("preparing BLAS"))
     # One thread: on a CPU the model's own streams are what runs side by side.
-    library = prepare_blas(data_dir, threads=1, few=True)
+    library = prepare_blas(data_dir, threads=1, few=few)
     report(Loading("importing MLX"))
     share_heap()
     import mlx.core as mx

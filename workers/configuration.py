@@ -22,3 +22,11 @@ def read_object(path: Path, name: str, what: str) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise ModelNotConfigured(f"{name}: {path.name} holds no object")
     return found
+
+
+def parts_of(index: Path, name: str, what: str) -> set[str]:
+    """The names of the files that a model's weights are in, without folders. Raises ModelNotConfigured."""
+    shards = read_object(index, name, what).get("weight_map")
+    if not isinstance(shards, dict) or not shards:
+        raise ModelNotConfigured(f"{name}: {index.name} names no files")
+    return {Path(str(shard)).name for shard in shards.values()}

@@ -18,6 +18,7 @@ import msgspec
 
 from protocol.errors import Failure, ModelNotConfigured
 from protocol.events import Loading, ModelKind
+from workers.embed import files as embed_files
 from workers.llm import files as llm_files
 from workers.starter import catalog
 from workers.whisper import files
@@ -62,19 +63,31 @@ def cached(model: str, kind: ModelKind) -> Path | None:
 
 
 def _is_whole(folder: Path, kind: ModelKind) -> bool:
-    return files.is_whisper(folder) if kind == "whisper" else llm_files.is_llm(folder)
+    match kind:
+        case "whisper":
+            return files.is_whisper(folder)
+        case "llm":
+            return llm_files.is_llm(folder)
+        case "embedding":
+            return embed_files.is_whole(folder)
 
 
 def _kind(config: dict[str, Any]) -> ModelKind:
-    return "whisper" if config.get("model_type", "whisper") == "whisper" else "llm"
+    """Language models may be made for embeddings too; that is not told by their configuration."""
+    if config.get("model_type", "whisper") == "whisper":
+        return "whisper"
+    return "embedding" if embed_files.is_encoder(config) else "llm"
 
 
 def _check(config: dict[str, Any], kind: ModelKind, name: str) -> None:
     """Raises ModelNotConfigured when a configuration is of no model of this kind."""
-    if kind == "whisper":
-        files.dimensions(config, name)
-    else:
-        llm_files.check(config, name)
+    match kind:
+        case "whisper":
+            files.dimensions(config, name)
+        case "llm":
+            llm_files.check(config, name)
+        case "embedding":
+            embed_files.check(config, name)
 
 
 def download(model: str, kind: ModelKind | None, *, offline: bool, report: Report) -> Path:
@@ -103,7 +116,7 @@ def download(model: str, kind: ModelKind | None, *, offline: bool, report: Repor
             _check(config, kind, model)
             names = files.choose(there) if kind == "whisper" else llm_files.choose(there)
         if files.CONFIG not in names or len(names) == 1:
-            layouts = "safetensors" if kind == "llm" else "safetensors or npz"
+            layouts = "safetensors or npz" if kind in ("whisper", None) else "safetensors"
             raise ModelNotConfigured(f"{model} has no {files.CONFIG} and {layouts} weights that could be read")
         return Path(snapshot_download(model, allow_patterns=list(names), tqdm_class=_bar(model, report)))
     except msgspec.DecodeError as error:

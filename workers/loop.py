@@ -7,7 +7,7 @@ Two threads: a reader that turns frames into an Inbox, and the main thread, whic
     Failure out of admit        that job is refused
     any other error in admit    logged; that job fails with internal_error, the others go on
     any error in step, cancel,
-    answer                      the engine's state is unknown: all its jobs fail with internal_error, the process ends
+    answer; no memory           the engine's state is unknown: the process ends, and its jobs are somebody else's
     Heard                       goes to the job that asked; for one that is unknown or over, nowhere
     steps without an answer     now and then a Progress for job 0 says that the process is alive
     Cancel                      answered by Failed(request_cancelled); for a job inside a blocking step the process
@@ -16,6 +16,8 @@ Two threads: a reader that turns frames into an Inbox, and the main thread, whic
 
 from __future__ import annotations
 
+import errno
+import logging
 import os
 import queue
 import socket
@@ -24,13 +26,17 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any, BinaryIO, Generic, NoReturn, Protocol, TypeVar
 
 from protocol.errors import Failure, InternalError, RequestCancelled
 from protocol.events import TERMINAL, Event, Failed, FromWorker, Loading, Progress, Ready
 from protocol.jobs import Cancel, Heard, Job, ToWorker
+from protocol.lines import REQUESTS
 from protocol.settings import Settings
-from protocol.wire import CANCELLED_EXIT, Codec, FrameError, frame
+from protocol.wire import CANCELLED_EXIT, Codec, FrameError
+from workers.heap import give_back
+from workers.outbox import Outbox
 
 Emit = Callable[[Event], None]
 """Answers one job; the loop knows which. After a terminal event further calls are dropped. Main thread only."""
@@ -39,8 +45,14 @@ Send = Callable[[tuple[int, FromWorker]], None]
 Report = Callable[[Loading], None]
 """Says what loading is at. Any thread may call it."""
 
+_log = logging.getLogger(__name__)
+
 LIFE_S = 5.0
 """Seconds without an answer after which a step is followed by a sign of life: a window may take hundreds of steps."""
+
+REST_S = 30.0
+"""Seconds without a job after which freed memory goes back to the system. The next job pays for it with page faults,
+some 40 ms of an utterance; those of one dictation come sooner."""
 
 H = TypeVar("H")
 """Whatever the engine calls a job that it has admitted."""
@@ -103,10 +115,11 @@ class Inbox:
         """After the frames that are there, `take` raises EOFError."""
         self._frames.put(None)
 
-    def take(self, *, wait: bool) -> tuple[int, ToWorker] | None:
-        """The next frame; None when there is none and `wait` is false. Raises EOFError at the end."""
+    def take(self, *, wait: bool, seconds: float | None = None) -> tuple[int, ToWorker] | None:
+        """The next frame; None when there is none and `wait` is false or has lasted so long. Raises EOFError at the
+        end."""
         try:
-            taken = self._frames.get(block=wait)
+            taken = self._frames.get(block=wait, timeout=seconds)
         except queue.Empty:
             return None
         if taken is None:
@@ -142,6 +155,11 @@ class _Desk(Generic[H]):
         self._sent_at = time.monotonic()
         self._open: set[int] = set()
         self._handles: dict[int, H] = {}
+        self._requests: dict[int, str] = {}
+
+    def _name(self, *jobs: int) -> None:
+        """From here on what is logged is about these jobs' requests."""
+        REQUESTS.set(tuple(dict.fromkeys(filter(None, (self._requests.get(job) for job in jobs)))))
 
     def emit(self, job: int, event: Event) -> None:
         if job not in self._open:
@@ -151,20 +169,28 @@ class _Desk(Generic[H]):
             self._inbox.leave_step(job)
             self._open.discard(job)
             self._handles.pop(job, None)
+            self._requests.pop(job, None)
+            self._name(*self._open)
         self._send((job, event))
 
     def admit(self, job: int, message: Job) -> None:
         self._open.add(job)
+        self._requests[job] = message.request
+        self._name(job)
         try:
             handle = self._engine.admit(message, lambda event: self.emit(job, event))
         except Failure as refusal:
             self.emit(job, failed(refusal))
-        except Exception:
+        except Exception as error:
+            if is_shortage(error):
+                raise
+            _log.error("a bug: the job cannot be taken; its traceback follows")
             traceback.print_exc()
             self.emit(job, failed(_internal_error()))
         else:
             if job in self._open:
                 self._handles[job] = handle
+        self._name(*self._open)
 
     def cancel(self, job: int) -> None:
         if job in self._open:
@@ -189,25 +215,40 @@ class _Desk(Generic[H]):
         self._sent_at = time.monotonic()
         self._pipe(answer)
 
-    def fail_all(self) -> None:
-        """Also says, as job 0, that the process is about to end, so that it gets no more jobs."""
+    def give_up(self) -> None:
+        """Say, as job 0, that the process is about to end, so that it gets no more jobs."""
         self._send((0, failed(_internal_error())))
-        for job in tuple(self._open):
-            self.emit(job, failed(_internal_error()))
 
 
-def run(engine: Engine[H], inbox: Inbox, send: Send, life_s: float = LIFE_S) -> None:
-    """Serve until the inbox ends. What `step`, `cancel` or `answer` raises fails all jobs and is raised again."""
+def run(
+    engine: Engine[H],
+    inbox: Inbox,
+    send: Send,
+    life_s: float = LIFE_S,
+    rest: Callable[[], None] = give_back,
+    rest_s: float = REST_S,
+    stepped: Callable[[], None] = lambda: None,
+) -> None:
+    """Serve until the inbox ends. What `step`, `cancel` or `answer` raises ends everything.
+
+    rest: done once whenever there has been no job for `rest_s` seconds. stepped: done after each step.
+    """
     desk = _Desk(engine, inbox, send, life_s)
+    rested = True
     try:
         while True:
             try:
-                taken = inbox.take(wait=not engine.busy)
+                taken = inbox.take(wait=not engine.busy, seconds=None if rested else rest_s)
             except EOFError:
                 return
+            idle, rested = taken is None and not engine.busy, False
             match taken:
+                case None if idle:
+                    rest()
+                    rested = True
                 case None:
                     desk.step()
+                    stepped()
                 case (job, Cancel()):
                     desk.cancel(job)
                 case (job, Heard() as heard):
@@ -215,7 +256,8 @@ def run(engine: Engine[H], inbox: Inbox, send: Send, life_s: float = LIFE_S) -> 
                 case (job, message):
                     desk.admit(job, message)
     except Exception:
-        desk.fail_all()
+        _log.error("a bug: the process ends, with all jobs in its hands; its traceback follows")
+        desk.give_up()
         raise
 
 
@@ -229,10 +271,27 @@ def serve(fd: int, build: Build) -> NoReturn:
         _serve(fd, build)
         status = 0
     except BaseException:
-        traceback.print_exc()
-    sys.stdout.flush()
+        with suppress(Exception):  # There may be no memory even for that.
+            traceback.print_exc()
+    with suppress(Exception):
+        sys.stdout.flush()
     # Not sys.exit: the reader holds the pipe's lock, and interpreters abort over that on their way out.
     os._exit(status)
+
+
+def is_shortage(error: Exception) -> bool:
+    """Whether there was no memory: then nothing that the process holds can be relied on."""
+    match error:
+        case MemoryError() | OSError(errno=errno.ENOMEM):
+            return True
+        case ImportError():
+            # numpy loads some of its parts when they are first used.
+            return "failed to map segment" in str(error)
+        case RuntimeError():
+            # In MLX's words, and in those of a thread that has no room for its stack.
+            return "nable to allocate" in str(error) or "start new thread" in str(error)
+        case _:
+            return False
 
 
 def failed(failure: Failure) -> Failed:
@@ -248,15 +307,15 @@ def _serve(fd: int, build: Build) -> None:
     first = Codec[Settings](Settings).read(pipe)
     if first is None:
         return
-    send, inbox = _sender(link), Inbox()
+    outbox, inbox = Outbox(_writer(link)), Inbox()
     threading.Thread(target=_read, args=(pipe, inbox), name="reader", daemon=True).start()
     try:
-        engine = build(first[1], lambda loading: send((0, loading)))
+        engine = build(first[1], lambda loading: outbox.say((0, loading)))
     except Failure as refusal:
-        send((0, failed(refusal)))
+        outbox.say((0, failed(refusal)))
         return
-    send((0, engine.ready))
-    run(engine, inbox, send)
+    outbox.say((0, engine.ready))
+    run(engine, inbox, outbox.say, stepped=outbox.let_go)
 
 
 def _read(pipe: BinaryIO, inbox: Inbox) -> None:
@@ -271,22 +330,20 @@ def _read(pipe: BinaryIO, inbox: Inbox) -> None:
         os._exit(1)
     except ConnectionError:
         pass  # The service died with frames of ours unread: an end of stream like any other.
+    except MemoryError:
+        os._exit(1)  # Without this thread the process would be deaf.
     # Nothing is flushed: the main thread may be stuck in a print, with stdout's lock in its hands.
     os._exit(0)
 
 
-def _sender(link: socket.socket) -> Send:
-    lock = threading.Lock()  # Reports of loading may come from a downloader's threads.
+def _writer(link: socket.socket) -> Callable[[bytes], None]:
+    def write(data: bytes) -> None:
+        try:
+            link.sendall(data)
+        except ConnectionError:
+            os._exit(0)  # The service is gone; the reader is about to see the same.
 
-    def send(answer: tuple[int, FromWorker]) -> None:
-        data = frame(*answer)
-        with lock:
-            try:
-                link.sendall(data)
-            except ConnectionError:
-                os._exit(0)  # The service is gone; the reader is about to see the same.
-
-    return send
+    return write
 
 
 def _internal_error() -> InternalError:

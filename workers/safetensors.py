@@ -37,6 +37,13 @@ def whole(path: Path) -> bool:
             return False
 
 
+def names(path: Path) -> set[str]:
+    """Of the tensors in a file that is whole. Raises OSError and msgspec.DecodeError."""
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        return set(msgspec.json.decode(file.read(min(length, MAX_HEADER)), type=dict[str, Any])) - {"__metadata__"}
+
+
 def _announced(start: bytes, read: Callable[[int], bytes]) -> int:
     """The size in bytes that a file gives itself; -1 when it is none. Raises msgspec.DecodeError."""
     length = int.from_bytes(start, "little")

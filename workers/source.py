@@ -12,7 +12,9 @@ from protocol.events import Loading, ModelKind
 from workers import hub
 from workers.starter import catalog
 
-_CALLED: Final[Mapping[ModelKind, str]] = MappingProxyType({"whisper": "speech model", "llm": "language model"})
+_CALLED: Final[Mapping[ModelKind, str]] = MappingProxyType(
+    {"whisper": "speech model", "llm": "language model", "embedding": "embedding model"}
+)
 
 
 def find(

@@ -15,12 +15,14 @@ from protocol.events import (
     TERMINAL,
     Counted,
     Decoded,
+    Embedded,
     Failed,
     Followed,
     FromWorker,
     Generated,
     Guessed,
     Loading,
+    Mounted,
     Progress,
     Segment,
     Speech,
@@ -136,4 +138,15 @@ def test_arbitrary_bytes_are_a_message_the_end_or_a_frame_error(data: bytes) -> 
 
 
 def test_terminal_events_end_jobs_and_nothing_else_does() -> None:
-    assert set(TERMINAL) == {Decoded, Speech, Followed, Transcribed, Guessed, Generated, Counted, Failed}
+    assert set(TERMINAL) == {
+        Decoded,
+        Speech,
+        Followed,
+        Transcribed,
+        Guessed,
+        Generated,
+        Counted,
+        Mounted,
+        Embedded,
+        Failed,
+    }

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from workers import blas, few_rows
+from workers import blas, few_rows, native
 
 needed = pytest.mark.skipif(not blas.compiler(), reason="only MLX's CPU backend on Linux needs it, and a compiler")
 
@@ -23,7 +23,7 @@ def way(fast_blas: blas.Blas) -> Any:
     folder = Path(fast_blas.path).parent
     if folder.name != "blas":
         pytest.skip("this machine's BLAS is the system's")
-    (found,) = folder.glob(f"few-rows-{few_rows.digest()}-*.so")
+    (found,) = folder.glob(native.name([few_rows.SOURCE], few_rows.OPTIONS))
     rows = ctypes.c_int.in_dll(ctypes.CDLL(str(found)), "starling_few_rows")
     before = rows.value
     yield rows

@@ -151,7 +151,7 @@ def test_a_second_get_fetches_no_weights_again(tmp_path: Path) -> None:
             "openai/whisper-tiny is not on this machine and the hub is off limits (offline): "
             "run `starling get openai/whisper-tiny` online",
         ),
-        ("some/bert", {}, "some/bert is no language model that mlx-lm knows but 'bert'"),
+        ("some/clip", {}, "some/clip is no language model that mlx-lm knows but 'clip'"),
         (
             "old/whisper",
             {},
@@ -166,7 +166,7 @@ def test_a_model_that_cannot_be_had_is_explained(
     files = {
         TINY: TINY_FILES,
         "gated/whisper": TINY_FILES,
-        "some/bert": {"config.json": b'{"model_type": "bert"}', "model.safetensors": WEIGHTS},
+        "some/clip": {"config.json": b'{"model_type": "clip"}', "model.safetensors": WEIGHTS},
         "old/whisper": {"config.json": CONFIG, "pytorch_model.bin": PICKLE},
     }
     with serving(Hub(files, gated=("gated/whisper",))) as server:
@@ -201,10 +201,11 @@ def test_list_names_the_starters_and_the_models_of_the_cache(tmp_path: Path) -> 
         ("whisper-base", "starter", "whisper", False),
         ("whisper-tiny.en", "starter", "whisper", False),
         ("smollm2-135m-instruct", "starter", "llm", False),
+        ("all-minilm-l6-v2", "starter", "embedding", False),
         (TINY, "hub", "whisper", True),
     ]
-    assert entries[3]["size_bytes"] == len(CONFIG) + len(b"{}") + len(WEIGHTS)
-    assert Path(entries[3]["path"]).name == SHA
+    assert entries[4]["size_bytes"] == len(CONFIG) + len(b"{}") + len(WEIGHTS)
+    assert Path(entries[4]["path"]).name == SHA
 
 
 def test_list_without_a_cache_is_the_starters(tmp_path: Path) -> None:
@@ -213,6 +214,7 @@ def test_list_without_a_cache_is_the_starters(tmp_path: Path) -> None:
         "whisper-base",
         "whisper-tiny.en",
         "smollm2-135m-instruct",
+        "all-minilm-l6-v2",
     ]
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,9 +20,10 @@ import workers.__main__ as main
 from protocol.errors import InvalidValue, Kind
 from protocol.events import Decoded, Failed, FromWorker, Loading, Progress, Ready
 from protocol.jobs import Cancel, Decode, Heard, Job
+from protocol.lines import REQUESTS, Formatter
 from protocol.settings import MediaSettings, OracleSettings, Settings, WhisperSettings
 from protocol.wire import Codec, frame
-from workers.loop import Emit, Inbox, run
+from workers.loop import Emit, Inbox, is_shortage, run
 
 MEDIA = MediaSettings()
 ROOT = Path(__file__).parents[2]
@@ -52,6 +55,8 @@ class Scripted:
                 raise InvalidValue("not this one", param="file", retry=False)
             case "bug":
                 raise RuntimeError("a bug in admit")
+            case "no memory":
+                raise MemoryError
             case "at once":
                 emit(DONE)
             case _:
@@ -109,7 +114,30 @@ def test_a_bug_in_admit_is_logged_and_fails_that_job_alone(capsys: pytest.Captur
     assert "RuntimeError: a bug in admit" in capsys.readouterr().err
 
 
-def test_a_bug_in_a_step_fails_all_jobs_says_that_the_end_is_near_and_is_raised() -> None:
+def test_what_is_logged_is_about_the_requests_of_the_jobs_in_hand() -> None:
+    named: list[tuple[str, ...]] = []
+    engine, inbox = Scripted(), Inbox()
+
+    def within() -> None:
+        named.append(REQUESTS.get())
+        if not engine.busy:
+            inbox.close()
+
+    engine._within = within
+    for job, (name, request) in enumerate((("a", "r-1"), ("b", "r-2"), ("c", "")), 1):
+        inbox.put(job, msgspec.structs.replace(decode(name), request=request))
+    run(engine, inbox, lambda _: None)
+    assert named == [("r-1", "r-2"), ("r-2",), ()]
+
+
+def test_a_bug_in_admit_names_the_request_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("ERROR"):
+        caplog.handler.setFormatter(Formatter())
+        answers(Scripted(), (1, msgspec.structs.replace(decode("bug"), request="r-1")), (2, decode("at once")))
+    assert caplog.text.startswith("ERROR workers.loop [r-1]: a bug")
+
+
+def test_a_bug_in_a_step_fails_no_job_says_that_the_end_is_near_and_is_raised() -> None:
     def bug() -> None:
         raise RuntimeError("a bug in step")
 
@@ -118,7 +146,32 @@ def test_a_bug_in_a_step_fails_all_jobs_says_that_the_end_is_near_and_is_raised(
     inbox.put(2, decode("b"))
     with pytest.raises(RuntimeError, match="a bug in step"):
         run(Scripted(within=bug), inbox, sent.append)
-    assert sent == [(0, INTERNAL), (1, INTERNAL), (2, INTERNAL)]
+    assert sent == [(0, INTERNAL)]
+
+
+def test_without_memory_no_job_is_refused_but_the_process_ends() -> None:
+    inbox, sent = Inbox(), list[tuple[int, FromWorker]]()
+    inbox.put(1, decode("no memory"))
+    with pytest.raises(MemoryError):
+        run(Scripted(), inbox, sent.append)
+    assert sent == [(0, INTERNAL)]
+
+
+@pytest.mark.parametrize(
+    ("error", "shortage"),
+    [
+        (MemoryError(), True),
+        (RuntimeError("[malloc] Unable to allocate 1048576 bytes."), True),
+        (RuntimeError("can't start new thread"), True),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), True),
+        (ImportError("numpy/random/_bounded_integers.so: failed to map segment from shared object"), True),
+        (ImportError("No module named 'x'"), False),
+        (RuntimeError("shapes do not fit"), False),
+        (OSError(errno.ENOENT, "No such file"), False),
+    ],
+)
+def test_a_lack_of_memory_has_many_words(error: Exception, shortage: bool) -> None:
+    assert is_shortage(error) is shortage
 
 
 def test_steps_that_answer_nothing_are_followed_by_a_sign_of_life() -> None:
@@ -135,6 +188,27 @@ def test_steps_that_answer_nothing_are_followed_by_a_sign_of_life() -> None:
     run(engine, inbox, sent.append, life_s=0.08)
     # The first step came too early for it, and the answers of the last two are life enough.
     assert sent == [(0, Progress(done=0, total=0)), (1, DONE), (2, DONE)]
+
+
+def test_memory_is_given_back_once_whenever_there_has_been_no_job_for_a_while() -> None:
+    engine, inbox, rests = Scripted(), Inbox(), list[list[str]]()
+
+    def rest() -> None:
+        rests.append(list(engine.did))
+        if len(rests) == 1:
+            inbox.put(2, decode("b"))
+        else:
+            inbox.close()
+
+    inbox.put(1, decode("a"))
+    run(engine, inbox, lambda _: None, rest=rest, rest_s=0.01)
+    assert rests == [["admit a", "step a"], ["admit a", "step a", "admit b", "step b"]]
+
+
+def test_who_has_had_no_job_has_nothing_to_give_back() -> None:
+    inbox = Inbox()
+    threading.Timer(0.05, inbox.close).start()
+    run(Scripted(), inbox, lambda _: None, rest=lambda: pytest.fail("there was no job"), rest_s=0.001)
 
 
 def test_nothing_follows_a_terminal_event() -> None:

@@ -123,6 +123,11 @@ class PromptCache:
             self._add(_Entry(key, ids, layers, pin, nbytes))
             self._evict()
 
+    def forget(self, key: str) -> None:
+        """All that was computed under a key which nobody will ask for again."""
+        for entry in [each for each in self._entries if each.key == key]:
+            self._remove(entry)
+
     def clear(self) -> None:
         self._entries.clear()
         self._bytes = 0

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -18,9 +19,10 @@ from protocol.tools import CallPart, Tool
 from workers.llm.formats import Format, understood
 from workers.llm.watch import Watch
 
+_JSON_HEADER = re.compile(r'[\s\[\]{},]*"name": "(?P<name>[\w-]+)", "arguments": ')
 HEADERS: Final = {
-    "json": re.compile(r'[\s\[\]{},]*"name": "(?P<name>[\w-]+)", "arguments": '),
-    "json_tools": re.compile(r'[\s\[\]{},]*"name": "(?P<name>[\w-]+)", "arguments": '),
+    "json": _JSON_HEADER,
+    "json_tools": _JSON_HEADER,
     "bare": re.compile(r'[\s{};,]*"name": "(?P<name>[\w-]+)", "parameters": '),
     "mistral": re.compile(r"(?:\[TOOL_CALLS\])?(?P<name>[\w-]+)\[ARGS\]"),
     "kimi_k2": re.compile(
@@ -49,6 +51,8 @@ class Calling:
     parallel: bool
     guaranteed: bool = False
     """A grammar sees to it that a call, once opened, has the form that `HEADERS` knows."""
+    demanded: bool = False
+    """The answer is calls and nothing else."""
 
 
 def new_id() -> str:
@@ -59,8 +63,10 @@ def new_id() -> str:
 class Calls:
     """The calls of one choice."""
 
-    def __init__(self, calling: Calling) -> None:
+    def __init__(self, calling: Calling, ids: Sequence[str] = ()) -> None:
+        """ids: of the first calls, where they are known."""
         self._calling = calling
+        self._ids = ids
         self._form = calling.form
         self._start = Watch(self._form.start)
         self._end = Watch(self._form.end) if self._form.end else None
@@ -103,9 +109,19 @@ class Calls:
         whole = self.inside and not self._telling and self._form.name in _SELF_DELIMITING
         if whole and (dropped := self._understand(len(self._held))):
             return "", dropped
-        markup = self.inside and (self._telling or (cut and self._header is not None))
+        markup = self._is_markup(cut)
         text, self._held, self.inside = self._held, "", False
-        return ("", len(text)) if markup or (self.count and text.isspace()) else (text, 0)
+        return ("", len(text)) if markup else (text, 0)
+
+    def _is_markup(self, cut: bool) -> bool:
+        """Whether what is held at the end is no text."""
+        if cut and self._calling.demanded:
+            return True
+        if self.inside:
+            return self._telling or (cut and self._calling.guaranteed)
+        # Behind a call the beginning of a marker is that of a further one.
+        rest = self._held.strip()
+        return self.count > 0 and (not rest or (cut and self._form.start.startswith(rest)))
 
     def take(self) -> tuple[CallPart, ...]:
         """What is new."""
@@ -165,12 +181,16 @@ class Calls:
 
     def _begin(self, name: str, identity: str | None, char: str) -> tuple[str, int]:
         """From its name on a call is told as it comes."""
-        self._parts.append(CallPart(self.count, identity or new_id(), name))
+        self._parts.append(CallPart(self.count, self._id(identity), name))
         dropped, self._held, self._payload = len(self._held) + 1, "", 0
         self._telling, self._arguments = True, _Object()
         self._arguments.see(char)
         self._tell(char)
         return "", dropped
+
+    def _id(self, own: str | None) -> str:
+        """Of the next call."""
+        return self._ids[self.count] if self.count < len(self._ids) else own or new_id()
 
     def _understand(self, end: int) -> int:
         """Tell the calls up to `end` of what is held, all of which is no text then; 0 if there are none."""
@@ -178,7 +198,7 @@ class Calls:
         if not calls:
             return 0
         for call in calls if self._calling.parallel else calls[:1]:
-            self._parts.append(CallPart(self.count, call.id or new_id(), call.name, call.arguments))
+            self._parts.append(CallPart(self.count, self._id(call.id), call.name, call.arguments))
             self.count += 1
         dropped, self._held, self.inside = len(self._held), "", False
         return dropped

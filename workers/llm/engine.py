@@ -11,59 +11,42 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from protocol.errors import Failure, InternalError, UnsupportedSchema, WrongModelKind
 from protocol.events import Loading, Ready
-from protocol.jobs import Chat, Complete, CountTokens, Heard, Job
+from protocol.jobs import Chat, Complete, CountTokens, Embed, Heard, Job, ListAdapters, MountAdapter, UnmountAdapter
+from protocol.lines import naming
 from protocol.settings import LlmSettings
 from workers.backend import log_loaded, start
+from workers.llm.embeddings import Embeddings
 from workers.llm.files import Defaults
 from workers.llm.history import History
 from workers.llm.queue import Shares
 from workers.llm.reading import Reading
-from workers.llm.rendering import Counting, rendered
-from workers.llm.running import Row, Running
+from workers.llm.rendering import Counting, Renderer
+from workers.llm.running import Counts, Row, Running
 from workers.llm.sampling import refuse, resolve
 from workers.llm.spans import Wanted
-from workers.loop import Emit, failed
+from workers.llm.texts import Embedder, Embedding
+from workers.loop import Emit, failed, is_shortage
 
 if TYPE_CHECKING:
+    from workers.llm.adapters.mounts import Mounts
     from workers.llm.grammar import Asked
     from workers.llm.language import Language
-    from workers.llm.prompt import Prompt
     from workers.llm.seats import Beginnings, Seats
 
 CAPACITY = 64
 """Jobs at once. One that waits costs its prompt; one with a row costs its keys and values too."""
 ROWS_MEMORY = 4
 """One part in so many of the machine's memory is for the keys and values of rows."""
-COMPILE_S = 0.005
-"""Seconds of a step that has nothing to do but to wait for a grammar: it may be cancelled in between."""
+WAIT_S = 0.005
+"""Seconds of a step that has nothing to do but to wait for a prompt or a grammar: it may be cancelled in between."""
 RENDER_S = 0.02
 """Seconds of a step in which prompts may be rendered; one always is."""
+Handle = Running | Counting | Embedding
 _log = logging.getLogger(__name__)
-
-
-@dataclass
-class Counts:
-    """For `stats` and the tests: what is held now, and what was done since the start."""
-
-    jobs: int = 0
-    rows: int = 0
-    cached_bytes: int = 0
-    steps: int = 0
-    pieces: int = 0
-    """Of prompts."""
-    read: int = 0
-    """Tokens of prompts that went through the network."""
-    fed: int = 0
-    """Tokens of answers that did."""
-    forced: int = 0
-    """Tokens of answers that their shapes left no choice about; this and the next of jobs that are over."""
-    guessed: int = 0
-    """Tokens of answers that were guessed right."""
 
 
 class LlmEngine:
@@ -76,6 +59,7 @@ class LlmEngine:
         seats: Seats,
         beginnings: Beginnings,
         language: Language,
+        mounts: Mounts,
         ready: Ready,
         *,
         vocabulary: int,
@@ -84,15 +68,17 @@ class LlmEngine:
         memory_bytes: int = 1 << 40,
         trace: bool = False,
         guessing: bool = True,
+        embedder: Embedder | None = None,
     ) -> None:
         """vocabulary: width of the logits. max_rows: choices that decode at once. trace: every job. guessing: where it
         pays, what an answer repeats is guessed.
 
-        memory_bytes: of rows' keys and values, beyond which further prompts wait.
+        memory_bytes: of rows' keys and values, beyond which further prompts wait. embedder: None: no vectors.
         """
         self._seats = seats
         self._beginnings = beginnings
         self.language = language
+        self._mounts = mounts
         self._ready = ready
         self.vocabulary = vocabulary
         self._defaults = defaults or Defaults()
@@ -104,7 +90,9 @@ class LlmEngine:
         self._counting: list[Counting] = []
         self._shares = Shares()
         self._reading = Reading(seats, beginnings, self._shares, max_rows=max_rows, memory_bytes=memory_bytes)
+        self._embeddings = Embeddings(embedder, self._shares, ready.model.id if ready.model else "", mounts)
         self._history = History()
+        self._renderer = Renderer(language, self._history)
         self._counts = Counts()
 
     @property
@@ -113,31 +101,42 @@ class LlmEngine:
 
     @property
     def busy(self) -> bool:
-        return bool(self._jobs or self._counting)
+        return bool(self._jobs or self._counting or self._embeddings.busy)
 
-    def admit(self, job: Job, emit: Emit) -> Running | Counting:
-        """Take a job; its prompt is rendered later. Raises Failure for what no language model can do."""
+    def admit(self, job: Job, emit: Emit) -> Handle | None:
+        """Take a job; its prompt is rendered later. None: it is done. Raises Failure for what no language model can
+        do."""
+        if isinstance(job, MountAdapter | UnmountAdapter | ListAdapters):
+            emit(self._mounts.do(job))
+            return None
         if isinstance(job, CountTokens):
-            counting = Counting(job.chat, emit)
+            # Its length is that of any other; an adapter that is not there is refused all the same.
+            self._mounts.leave(self._mounts.enter(job.chat.generation.adapter)[0])
+            counting = Counting(self._renderer.begin(job.chat), emit)
             self._counting.append(counting)
             return counting
+        if isinstance(job, Embed):
+            return self._embeddings.admit(job, emit)
         if not isinstance(job, Chat | Complete):
             raise WrongModelKind("this worker runs a language model and does nothing else")
         refuse(job.generation.sampling, self.vocabulary)
-        running = Running(job, emit)
+        running = Running(job, emit, *self._mounts.enter(job.generation.adapter))
         self._jobs.append(running)
         self._shares.enter(running.client)
         return running
 
-    def cancel(self, handle: Running | Counting) -> None:
+    def cancel(self, handle: Handle | None) -> None:
         """What was computed for it stays as a beginning for others."""
         if isinstance(handle, Counting):
+            handle.rendering.leave()
             self._counting = [each for each in self._counting if each is not handle]
+        elif isinstance(handle, Embedding):
+            self._embeddings.cancel(handle)
         elif handle in self._jobs:
             self._beginnings.leave(handle.rows)
             self._part(handle)
 
-    def answer(self, handle: Running | Counting, heard: Heard) -> None:
+    def answer(self, handle: Handle | None, heard: Heard) -> None:
         """Nothing is ever asked."""
 
     def stats(self) -> Counts:
@@ -152,6 +151,7 @@ class LlmEngine:
         self._counts.steps += 1
         self._render()
         self._compile()
+        self._wait()
         self._decode()
         self._start()
         self._read()
@@ -159,39 +159,37 @@ class LlmEngine:
     # The phases of a step.
 
     def _render(self) -> None:
-        """Prompts become ids, in the order of arrival."""
-        if self._counting:
-            self._counting.pop(0).answer(self.language, self._history)
+        """Prompts become ids: short ones in the order of arrival, long ones meanwhile elsewhere."""
+        counted = next((each for each in self._counting if each.rendering.done), None)
+        if counted is not None:
+            self._counting.remove(counted)
+            counted.answer()
         begun = time.perf_counter()
         for running in [job for job in self._jobs if job.prompt is None]:
-            with self._alone(running):
-                self._prepare(running)
+            if running.rendering is None:
+                running.rendering = self._renderer.begin(running.job, running.key)
+            if running.rendering.done:
+                with self._alone(running):
+                    self._prepare(running)
             if time.perf_counter() - begun > RENDER_S:
                 return
 
     def _prepare(self, running: Running) -> None:
-        prompt = self._take(running)
-        shape = prompt.shape or running.job.generation.shape
+        """Its prompt is rendered."""
+        assert running.rendering is not None
+        made, running.rendering = running.rendering.result(), None
+        prompt = made.prompt
+        running.take(prompt, made.ids, self.language.room(prompt, len(made.ids), running.job.generation.max_tokens))
+        running.clock.template += 1e3 * made.seconds
+        shape = None if running.kept_shape == "hint" else prompt.shape or running.job.generation.shape
         if shape is None:
             self._reading.add(running)
         else:
             running.asked = self.language.shape(shape)
 
-    def _take(self, running: Running) -> Prompt:
-        """Its prompt as ids."""
-        begun = time.perf_counter()
-        prompt, ids = rendered(running.job, self.language, self._history)
-        running.take(prompt, ids, self.language.room(prompt, len(ids), running.job.generation.max_tokens))
-        running.clock.template += 1e3 * (time.perf_counter() - begun)
-        return prompt
-
     def _compile(self) -> None:
         """Prompts whose answers have a shape are read once that can be enforced, or is known not to be."""
-        waiting = [job for job in self._jobs if job.asked is not None]
-        if waiting and len(waiting) == len(self._jobs):
-            assert waiting[0].asked is not None
-            waiting[0].asked.wait(COMPILE_S)
-        for running in waiting:
+        for running in [job for job in self._jobs if job.asked is not None]:
             assert running.asked is not None
             if running.asked.done:
                 with self._alone(running):
@@ -206,12 +204,20 @@ class LlmEngine:
         except UnsupportedSchema:
             if not shape.hint:
                 raise
+            # Another prompt, that is rendered in its turn.
             running.job = self.language.hinted(running.job, shape)
-            running.kept_shape = "hint"
-            self._take(running)
+            running.kept_shape, running.prompt = "hint", None
+            return
         finally:
             asked.leave()
         self._reading.add(running)
+
+    def _wait(self) -> None:
+        """While all there is to do is done elsewhere."""
+        waiting = [job.asked or job.rendering for job in self._jobs] + [each.rendering for each in self._counting]
+        first = next(iter(waiting), None)
+        if first is not None and all(each is not None and not each.done for each in waiting):
+            first.wait(WAIT_S)
 
     def _decode(self) -> None:
         """Every row goes on: by a token, by those that its shape forces, by what was guessed right."""
@@ -241,7 +247,7 @@ class LlmEngine:
 
     def _wanted(self, row: Row) -> Wanted:
         guessed, hope = row.guess() if self.guessing and self._seats.guesses(row) else ([], 0.0)
-        return Wanted(row.known, row.ahead, guessed, hope)
+        return Wanted(row.known, row.certain, guessed, hope)
 
     def _start(self) -> None:
         """Choices whose prompt is read get their first token and a seat, as far as there is room."""
@@ -273,9 +279,9 @@ class LlmEngine:
         self._end([row for row in rows if row.over])
 
     def _read(self) -> None:
-        """A piece of the prompt whose turn it is; after the last its answer begins."""
+        """A piece of the prompt whose turn it is, after the last of which its answer begins; or of texts to embed."""
         running = self._reading.next(self._jobs)
-        if running is None:
+        if self._embeddings.step(running.client if running else None, busy=len(self._seats) > 0) or running is None:
             return
         with self._alone(running):
             self._reading.read(running, self._jobs)
@@ -297,13 +303,14 @@ class LlmEngine:
                 if running.over and running in self._jobs:
                     spent = running.clock.spent()
                     if self._trace or running.job.generation.trace:
-                        self.language.trace(spent, len(running.ids), running.cached, row.voice)
+                        with naming(running.job.request):
+                            self.language.trace(spent, len(running.ids), running.cached, row.voice)
                     self._part(running)
-                    running.finish(spent)
+                    running.finish(spent, self._beginnings.kept)
 
     def _remember(self, row: Row) -> None:
         running, prompt = row.running, row.running.prompt
-        if prompt is None or prompt.text is None:
+        if prompt is None or prompt.text is None or prompt.literal:
             return
         before = running.ids.tolist()
         ids = [*before, *row.text_ids]
@@ -311,10 +318,10 @@ class LlmEngine:
         if not text.startswith(prompt.text):
             # Its ids came from a turn that was told in other words.
             told = prompt.text + text[len(self.language.decode(before)) :]
-        self._history.remember(text, ids, told=told)
+        self._history.remember(text, ids, told=told, key=running.key)
         answer = row.answer
         if answer is not None and (again := self.language.retold(running.job, prompt, answer)) is not None:
-            self._history.remember(text, ids, told=again)
+            self._history.remember(text, ids, told=again, key=running.key)
 
     def _part(self, running: Running) -> None:
         """A job leaves, whatever it is at."""
@@ -324,12 +331,15 @@ class LlmEngine:
         self._reading.remove(running)
         if running.asked is not None:
             running.asked.leave()
+        if running.rendering is not None:
+            running.rendering.leave()
         self._shares.leave(running.client)
         self._seats.leave(running.rows)
         running.rows.clear()
         if running.layers is not None:
             self._beginnings.keep(running, running.ids[: running.done], running.layers)
             running.layers = running.logits = None
+        self._mounts.leave(running.key)
 
     @contextmanager
     def _alone(self, running: Running) -> Iterator[None]:
@@ -338,7 +348,9 @@ class LlmEngine:
             yield
         except Failure as failure:
             self._fail(running, failure)
-        except Exception:
+        except Exception as error:
+            if is_shortage(error):
+                raise
             traceback.print_exc()
             self._fail(running, InternalError("answering this request met an error; the worker's log has the details"))
 
@@ -352,11 +364,13 @@ class LlmEngine:
 
 def build(settings: LlmSettings, report: Callable[[Loading], None]) -> LlmEngine:
     """Load the BLAS, MLX and the model, in this order and this thread. Raises ModelNotConfigured."""
-    backend = start(settings.data_dir, report)
+    backend = start(settings.data_dir, report, few=True)
+    from workers.llm.adapters.mounts import mounted
     from workers.llm.cache import PromptCache
     from workers.llm.language import ModelLanguage
     from workers.llm.load import load
     from workers.llm.seats import Beginnings, Seats
+    from workers.llm.vectors import served
 
     loaded = load(
         settings.model,
@@ -366,17 +380,21 @@ def build(settings: LlmSettings, report: Callable[[Loading], None]) -> LlmEngine
         threads=settings.threads,
     )
     log_loaded(loaded.model, backend)
-    seats = Seats(loaded.network, loaded.head)
+    cache = PromptCache(settings.cache_bytes)
+    mounts = mounted(loaded.network, settings, gone=cache.forget)
+    seats = Seats(loaded.network, loaded.head, serving=mounts.serving)
     return LlmEngine(
         seats,
-        Beginnings(PromptCache(settings.cache_bytes), seats),
+        Beginnings(cache, seats),
         ModelLanguage(
             loaded.tokenizer, loaded.model.context_window, vocabulary=loaded.vocabulary, trace_text=settings.trace_text
         ),
+        mounts,
         Ready(capacity=CAPACITY, backend=backend, model=loaded.model),
         vocabulary=loaded.vocabulary,
         defaults=loaded.defaults,
         max_rows=settings.max_rows,
         memory_bytes=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // ROWS_MEMORY,
         trace=settings.trace,
+        embedder=served(loaded.embedder, mounts.serving),
     )

@@ -9,17 +9,13 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from protocol.errors import UnsupportedSchema
 from protocol.jobs import Shape
 from protocol.tools import Tool, Tools
 from workers.llm.formats import Format
-from workers.llm.schemas import is_scalar, is_text, properties
-
-if TYPE_CHECKING:
-    from mlx_lm.tokenizer_utils import TokenizerWrapper
-    from tokenizers import AddedToken
+from workers.llm.schemas import is_scalar, is_text, properties, unenforceable
 
 MOST_CALLS = 16
 """In an answer that must call: a model that does not know how to end ends here."""
@@ -195,17 +191,6 @@ def shape_of(
     return Shape(kind="lark", text=text, param="tools", trigger=form.start, again=again)
 
 
-def special_tokens(tokenizer: TokenizerWrapper) -> dict[str, int]:
-    """Tokens that are no text to llguidance, by their spelling: it takes added ones in angle brackets for such too
-    (toktrie_hf_tokenizers)."""
-    added: dict[int, AddedToken] = tokenizer.added_tokens_decoder
-    return {
-        each.content: number
-        for number, each in added.items()
-        if each.special or (each.content.startswith("<") and each.content.endswith(">"))
-    }
-
-
 class _Grammar:
     """The rules for one conversation's calls."""
 
@@ -309,15 +294,38 @@ class _Grammar:
         return " ".join(each for each in (*found, _quoted(text[place:])) if each)
 
 
+_COMPLAINT = re.compile(r"at (\d+)\(\d+\): (?:failed to compile JSON schema: )?(.*)", re.DOTALL)
+_OF_TOOL = re.compile(r"(?:item|value)_(\d+)")
+
+
+def blamed(grammar: str, reason: str) -> tuple[str, str] | None:
+    """The name of the tool that llguidance complains of, and the rest of the complaint; None: of nothing that is one
+    tool's. grammar: as `shape_of` wrote it."""
+    found, lines = _COMPLAINT.fullmatch(reason), grammar.splitlines()
+    if found is None or not 1 <= int(found[1]) <= len(lines):
+        return None
+    rule = _OF_TOOL.match(lines[int(found[1]) - 1])
+    own = next((line for line in lines if rule and line.startswith(f"item_{rule[1]}: ")), None)
+    name = re.match(r'item_\d+: "([\w-]+)"', own or "")
+    return (name[1], found[2]) if name else None
+
+
 def _rule(name: str, *parts: str) -> str:
     return f"{name}: {' '.join(part for part in parts if part)}"
 
 
 def arguments_schema(tool: Tool) -> str:
-    """A tool's parameters as JSON, with what llguidance is told of them."""
+    """A tool's parameters as JSON, with what llguidance is told of them. Raises UnsupportedSchema."""
+    if tool.strict and (reason := unenforceable(tool.parameters)):
+        raise UnsupportedSchema(f"tools: the parameters of {tool.name}: {reason}", param="tools")
     parameters: dict[str, Any] = dict(tool.parameters)
     if not _OPEN & parameters.keys():
         parameters["additionalProperties"] = False
+        required = parameters.get("required")
+        if isinstance(required, list):
+            found = parameters["properties"]
+            undescribed: dict[str, Any] = {name: {} for name in required if isinstance(name, str) and name not in found}
+            parameters["properties"] = {**found, **undescribed}
     guidance = _JSON if tool.strict else _JSON | _LENIENT
     return json.dumps({**parameters, "x-guidance": guidance}, ensure_ascii=False)
 

@@ -15,7 +15,8 @@ import msgspec
 
 from protocol.errors import ModelNotConfigured
 from workers import safetensors
-from workers.configuration import read_object
+from workers.configuration import parts_of, read_object
+from workers.llm import pooling
 
 _KIND = "language model"
 CONFIG = "config.json"
@@ -73,7 +74,7 @@ def choose(names: Iterable[str]) -> tuple[str, ...]:
     else:
         weights = {name for name in there if name.startswith("model-") and name.endswith(".safetensors")}
         weights |= {INDEX} & there if weights else set()
-    return tuple(sorted(weights | (there & _BESIDE))) if weights else ()
+    return tuple(sorted(weights | (there & _BESIDE) | pooling.choose(there))) if weights else ()
 
 
 def describe(folder: Path, name: str) -> Description:
@@ -83,7 +84,7 @@ def describe(folder: Path, name: str) -> Description:
     if not any((folder / each).is_file() for each in _TOKENIZERS) and not list(folder.glob("*.tiktoken")):
         raise ModelNotConfigured(f"{name} has no tokenizer: none of {', '.join(_TOKENIZERS)} is there")
     generation = read_object(folder / GENERATION, name, _KIND) if (folder / GENERATION).is_file() else {}
-    return Description(config, _weights(folder, name), _window(config), _defaults(generation))
+    return Description(config, weights(folder, name), _window(config), _defaults(generation))
 
 
 def check(config: Mapping[str, Any], name: str) -> None:
@@ -119,13 +120,11 @@ def is_llm(folder: Path) -> bool:
     return True
 
 
-def _weights(folder: Path, name: str) -> tuple[Path, ...]:
+def weights(folder: Path, name: str) -> tuple[Path, ...]:
+    """All files of a folder's weights. Raises ModelNotConfigured when one is missing or cut."""
     files = sorted(folder.glob("model*.safetensors"))
     if (folder / INDEX).is_file():
-        shards = read_object(folder / INDEX, name, _KIND).get("weight_map")
-        if not isinstance(shards, dict) or not shards:
-            raise ModelNotConfigured(f"{name}: {INDEX} names no files")
-        named = {folder / Path(str(shard)).name for shard in shards.values()}
+        named = {folder / part for part in parts_of(folder / INDEX, name, _KIND)}
         missing = sorted(named - set(files))
         if missing:
             raise ModelNotConfigured(f"{name} is incomplete: {missing[0].name} is missing")

@@ -39,9 +39,18 @@ class Guesser:
         self._length = len(prompt)
         self.hope = START
         self._credit = CREDIT
+        self._awaited: list[int] = []
+        """What the last guess still leaves to come, whether it was tried or not."""
+
+    def chose(self, token: int) -> None:
+        """What the model says next, before it is `said`: that teaches hope, also where no guess was tried."""
+        if self._awaited:
+            self.hope += WEIGHT * ((token == self._awaited[0]) - self.hope)
 
     def said(self, tokens: Sequence[int]) -> None:
         """They come after all that was there."""
+        for token in tokens:
+            self._awaited = self._awaited[1:] if self._awaited[:1] == [token] else []
         end = self._length + len(tokens)
         if end > len(self._ids):
             self._ids = np.concatenate([self._ids[: self._length], np.empty(end, np.int32)])
@@ -50,7 +59,11 @@ class Guesser:
 
     def guess(self) -> list[int]:
         """The tokens that followed the last time; none where that is unknown or has not paid."""
-        if self._credit <= 0 or self._length <= NGRAM:
+        self._awaited = self._followed()
+        return self._awaited[: self._most()] if self._credit > 0 else []
+
+    def _followed(self) -> list[int]:
+        if self._length <= NGRAM:
             return []
         ids = self._ids[: self._length]
         found = ids[NGRAM - 1 : -1] == ids[-1]
@@ -60,7 +73,7 @@ class Guesser:
         if not len(places):
             return []
         place = int(places[-1]) + NGRAM
-        return [int(each) for each in ids[place : place + self._most()]]
+        return [int(each) for each in ids[place : place + LONGEST]]
 
     def _most(self) -> int:
         if self.hope >= 1:
@@ -72,7 +85,4 @@ class Guesser:
         self._credit += INTEREST
         if tried:
             self._credit += right - price
-            # Each token that was right, and the first that was not, is one outcome.
-            for place in range(min(right + 1, tried)):
-                self.hope += WEIGHT * ((place < right) - self.hope)
         self._credit = min(self._credit, MOST_CREDIT)

@@ -50,6 +50,14 @@ class Guide:
         allowed: Allowed = bits[: self._grammar.tokenizer.vocab_size].view(np.bool_)
         return allowed if self._opened else self._outside(allowed)
 
+    def may(self, token: int) -> bool:
+        """Whether it is certain, without a mask, that this token, no end of text, may come next."""
+        if self._matcher is None or not self._opened or self.over:
+            return False
+        fits = self._matcher.validate_tokens([token]) == 1
+        self._check()
+        return fits
+
     def forced(self) -> list[int]:
         """Tokens that come next whatever the model would say; they are to be taken too."""
         if self._matcher is None or not self._opened or self.over:

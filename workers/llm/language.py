@@ -30,7 +30,8 @@ class Language(Protocol):
     def room(self, prompt: Prompt, tokens: int, max_tokens: int | None) -> int:
         """Tokens that an answer to a prompt of `tokens` may have. Raises ContextLengthExceeded."""
 
-    def voice(self, generation: Generation, prompt: Prompt) -> Voice: ...
+    def voice(self, generation: Generation, prompt: Prompt, calls: Sequence[str] = ()) -> Voice:
+        """calls: ids of the answer's first calls, where they are told already."""
 
     def shape(self, shape: Shape) -> Asked:
         """What an answer of that shape may say: at once, and there when it is done. Raises UnsupportedSchema."""
@@ -55,17 +56,18 @@ class ModelLanguage:
         """window: tokens of prompt and answer together. vocabulary: width of the logits."""
         self._tokenizer = tokenizer
         self._window = window
+        self._vocabulary = vocabulary
         self._trace_text = trace_text
         self.ends = frozenset(int(each) for each in tokenizer.eos_token_ids)
         self._grammars = Grammars(tokenizer, vocabulary, self.ends)
 
     def render(self, job: Chat | Complete) -> Prompt:
-        return prompts.render(self._tokenizer, job, window=self._window)
+        return prompts.known(prompts.render(self._tokenizer, job, window=self._window), self._vocabulary)
 
     def room(self, prompt: Prompt, tokens: int, max_tokens: int | None) -> int:
         return prompts.room(tokens, self._window, max_tokens, param=prompt.param)
 
-    def voice(self, generation: Generation, prompt: Prompt) -> Voice:
+    def voice(self, generation: Generation, prompt: Prompt, calls: Sequence[str] = ()) -> Voice:
         return Voice(
             self._tokenizer,
             stop=generation.stop,
@@ -73,6 +75,7 @@ class ModelLanguage:
             continues=prompt.continues,
             logprobs=generation.logprobs is not None,
             calling=prompt.calling,
+            call_ids=calls,
         )
 
     def shape(self, shape: Shape) -> Asked:

@@ -6,7 +6,6 @@ Knows what templates expect; renders nothing.
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
@@ -115,7 +114,7 @@ def _spelt_out(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
             plain["content"] = f"<tool_response>\n{message['content']}\n</tool_response>"
         for call in message.get("tool_calls", ()):
             said = {key: value for key, value in call.get("function", call).items() if key in ("name", "arguments")}
-            text = f"<tool_call>\n{json.dumps(said, ensure_ascii=False)}\n</tool_call>"
+            text = f"<tool_call>\n{written(said)}\n</tool_call>"
             plain["content"] = f"{plain['content']}\n{text}" if plain["content"] else text
         before = found[-1] if found else None
         if before and before["role"] == plain["role"] == "user" and before["content"].endswith("</tool_response>"):

@@ -15,9 +15,9 @@ from jinja2 import TemplateError
 
 from protocol.errors import ContextLengthExceeded, InvalidValue
 from protocol.jobs import Chat, ChatMessage, Complete, Shape
-from workers.llm import spelling
+from workers.llm import literal, spelling
 from workers.llm.calls import Calling
-from workers.llm.envelopes import shape_of, special_tokens
+from workers.llm.envelopes import shape_of
 from workers.llm.formats import Format, format_of
 from workers.llm.messages import messages_for
 
@@ -38,6 +38,7 @@ RESERVED: Final = frozenset(
         "return_assistant_tokens_mask",
         "return_dict",
         "return_tensors",
+        "self",
         "sanitize_control_tokens",
         "tokenize",
         "tokenizer_kwargs",
@@ -73,6 +74,8 @@ class Prompt:
     """What the answer begins with."""
     continues: bool = False
     """The answer goes on with this very text, instead of replying to it."""
+    literal: bool = False
+    """Special tokens are spelt out in it and read as letters: other ids have the same text."""
     calling: Calling | None = None
     """The tools that the answer may call."""
     shape: Shape | None = None
@@ -156,16 +159,24 @@ def _chat(tokenizer: TokenizerWrapper, job: Chat, window: int) -> Prompt:
     form = format_of(tokenizer)
     text = _render(tokenizer, job, form)
     ids = _bounded(tokenizer, text, window, "messages")
+    words = literal.ids_of(tokenizer, job, text, lambda mark: _render(tokenizer, job, form, mark=mark))
+    ids = words or ids
     if not ids:
         raise InvalidValue("the model's chat template makes nothing of these messages", param="messages")
     opens: str | None = tokenizer.think_start
     thinking = opens is not None and text.rstrip().endswith(opens)
     if not job.tools.allowed:
-        return Prompt(ids, text, thinking)
-    special = special_tokens(tokenizer)
+        return Prompt(ids, text, thinking, literal=words is not None)
+    special = spelling.special_tokens(tokenizer)
     shape = shape_of(form, job.tools, special, job.generation.shape, thinks=tokenizer.has_thinking)
-    calling = Calling(form, job.tools.allowed, job.tools.parallel, guaranteed=shape is not None)
-    return Prompt(ids, text, thinking, calling=calling, shape=shape)
+    calling = Calling(
+        form,
+        job.tools.allowed,
+        job.tools.parallel,
+        guaranteed=shape is not None,
+        demanded=job.tools.choice == "required",
+    )
+    return Prompt(ids, text, thinking, literal=words is not None, calling=calling, shape=shape)
 
 
 def retold(
@@ -187,14 +198,21 @@ def retold(
     return text[:end] if end >= len(prompt.text) else None
 
 
-def _render(tokenizer: TokenizerWrapper, job: Chat, form: Format, *, goes_on: bool = True) -> str:
-    """goes_on: up to where the assistant's next message begins."""
-    native = {"tools": [tool.shown for tool in job.tools.offered]} if form.native and job.tools.allowed else {}
+def _render(
+    tokenizer: TokenizerWrapper,
+    job: Chat,
+    form: Format,
+    *,
+    goes_on: bool = True,
+    mark: literal.Mark = lambda value: value,
+) -> str:
+    """goes_on: up to where the assistant's next message begins. mark: what the template is given goes through it."""
+    native = {"tools": mark([tool.shown for tool in job.tools.offered])} if form.native and job.tools.allowed else {}
     refused: Exception | None = None
     for messages in messages_for(tokenizer, job, form):
         try:
             text: Any = tokenizer.apply_chat_template(  # type: ignore[no-untyped-call]
-                messages, tokenize=False, add_generation_prompt=goes_on, **native, **job.template_kwargs
+                mark(messages), tokenize=False, add_generation_prompt=goes_on, **native, **job.template_kwargs
             )
         except _TEMPLATES_RAISE as error:
             refused = refused or error
@@ -230,6 +248,16 @@ def _known(tokenizer: TokenizerWrapper, ids: tuple[int, ...]) -> tuple[int, ...]
                 f"prompt: the model has no token {token}; its tokens are 0 to {len(tokenizer) - 1}", param="prompt"
             )
     return ids
+
+
+def known(prompt: Prompt, vocabulary: int) -> Prompt:
+    """The prompt. Raises InvalidValue for a token that the network does not have: a tokenizer may have some more."""
+    if max(prompt.ids) >= vocabulary:
+        raise InvalidValue(
+            f"{prompt.param}: the model has no token {max(prompt.ids)}; its tokens are 0 to {vocabulary - 1}",
+            param=prompt.param,
+        )
+    return prompt
 
 
 def _bounded(tokenizer: TokenizerWrapper, text: str, window: int, param: str) -> tuple[int, ...]:

@@ -73,7 +73,7 @@ class Reading:
         if running.layers is None:
             running.layers = self._seats.new_layers()
         piece = running.ids[running.done : running.done + size].tolist()
-        running.logits = self._seats.read(running.layers, piece, last=last)
+        running.logits = self._seats.read(running.key, running.layers, piece, last=last)
         seconds = time.perf_counter() - found
         running.done += size
         running.clock.prefill += 1e3 * seconds

@@ -6,15 +6,18 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from protocol.events import ChoiceEnded, Delta, Generated, Progress, Spent, Started
+from protocol.events import ChoiceEnded, Delta, Generated, Kept, Progress, Spent, Started
 from protocol.jobs import Chat, ChatMessage, Complete
+from protocol.resume import Begun
 from protocol.tools import CallPart
 from workers.llm.guess import Guesser
 from workers.llm.guide import Guide
+from workers.llm.repeat import Repeat
 from workers.llm.sampling import Allowed, Floats, Resolved, Sampler, logprobs
 from workers.loop import Emit
 
@@ -23,10 +26,28 @@ if TYPE_CHECKING:
     from workers.llm.grammar import Asked, Grammar
     from workers.llm.language import Language
     from workers.llm.prompt import Prompt
+    from workers.llm.rendering import Rendering
     from workers.llm.text import Piece, Voice
 
-BASE = ""
-"""The prompt cache's key of the model without an adapter."""
+
+@dataclass
+class Counts:
+    """For `stats` and the tests: what is held now, and what was done since the start."""
+
+    jobs: int = 0
+    rows: int = 0
+    cached_bytes: int = 0
+    steps: int = 0
+    pieces: int = 0
+    """Of prompts."""
+    read: int = 0
+    """Tokens of prompts that went through the network."""
+    fed: int = 0
+    """Tokens of answers that did."""
+    forced: int = 0
+    """Tokens of answers that their shapes left no choice about; this and the next of jobs that are over."""
+    guessed: int = 0
+    """Tokens of answers that were guessed right."""
 
 
 class Clock:
@@ -63,14 +84,18 @@ class Clock:
 class Running:
     """An admitted job."""
 
-    def __init__(self, job: Chat | Complete, emit: Emit) -> None:
+    def __init__(self, job: Chat | Complete, emit: Emit, key: str = "", adapter: str | None = None) -> None:
+        """key: of the adapter that the job runs with, for whatever is computed of it. adapter: its id; None: none."""
         self.job = job
         self.emit = emit
-        self.key = BASE
+        self.key = key
+        self._adapter = adapter
         self.clock = Clock()
         self.seed = job.generation.sampling.seed
         if self.seed is None:
             self.seed = secrets.randbits(63)
+        self.rendering: Rendering | None = None
+        """The prompt, while it is rendered."""
         self.prompt: Prompt | None = None
         self.ids: Ids = np.zeros(0, np.int32)
         self.room = 0
@@ -116,9 +141,18 @@ class Running:
     def progress(self) -> None:
         self.emit(Progress(done=self.done, total=len(self.ids)))
 
+    @property
+    def told_cached(self) -> int:
+        """As the client was told: by the process that read its prompt first."""
+        resume = self.job.generation.resume
+        return self.cached if resume is None else resume.cached_tokens
+
     def start(self) -> None:
-        self.emit(Started(prompt_tokens=len(self.ids), cached_tokens=self.cached))
-        if self.prompt is not None and self.prompt.echo:
+        assert self.prompt is not None
+        canonical = self.prompt.text is None or np.array_equal(self.ids, self.prompt.ids)
+        prompt = () if canonical else tuple(self.ids.tolist())
+        self.emit(Started(len(self.ids), self.told_cached, prompt))
+        if self.prompt.echo:
             for choice in self.to_start:
                 self.emit(Delta(choice=choice, text=self.prompt.echo))
 
@@ -127,16 +161,18 @@ class Running:
         self._tokens += ended.tokens
         self.emit(ended)
 
-    def finish(self, spent: Spent) -> None:
+    def finish(self, spent: Spent, kept: Kept) -> None:
         self.emit(
             Generated(
                 prompt_tokens=len(self.ids),
-                cached_tokens=self.cached,
+                cached_tokens=self.told_cached,
                 completion_tokens=self._tokens,
                 spent=spent,
                 grammar=self.kept_shape,
                 forced_tokens=self.forced,
                 guessed_tokens=self.guessed,
+                adapter=self._adapter,
+                kept=kept,
             )
         )
 
@@ -153,10 +189,14 @@ class Row:
         """Generated so far, an end of text included."""
         self.fed = 0
         """So many of `ids` are in the row's caches."""
+        self._told = 0
+        """So many of `ids` went out with a Delta."""
         self.ahead: deque[int] = deque()
         """Tokens that the shape forces, to be said as soon as their log-probabilities are known."""
         self.over = False
-        self.voice: Voice = language.voice(generation, running.prompt)
+        begun = generation.resume.choices[choice] if generation.resume is not None else Begun()
+        self._repeat = Repeat(begun, generation, running.prompt, language)
+        self.voice: Voice = language.voice(generation, running.prompt, begun.calls)
         self._calling = running.prompt.calling is not None
         self._text = ""
         """What was said, where calls may be made."""
@@ -200,10 +240,15 @@ class Row:
         """What was said and is not in the caches yet."""
         return self.ids[self.fed :]
 
+    @property
+    def certain(self) -> Sequence[int]:
+        """Tokens that come next, whatever the logits."""
+        return max(self.ahead, self._repeat.ids, key=len)
+
     def guess(self) -> tuple[list[int], float]:
         """What may be said next, and the probability of each token of it."""
         room = self.running.room - len(self.ids) - len(self.ahead) - 1
-        if self.ahead or room <= 0:
+        if self.certain or room <= 0:
             return [], 0.0
         tokens = self._guesser.guess()[:room]
         if tokens and self._guided:
@@ -214,7 +259,10 @@ class Row:
     def begin(self, logits: Floats) -> None:
         """Say what follows on the prompt, after which `logits` (vocabulary,) stand. Raises Failure."""
         self.running.clock.first_token()
-        if not self._force():
+        forced = self._force()
+        while self._repeat.blind and not self.over:
+            self._advance(None)
+        if not (forced or self.ids):
             self._advance(logits)
 
     def hear(self, span: Sequence[int], logits: Floats, tried: int, price: float) -> int:
@@ -240,14 +288,20 @@ class Row:
         self.fed += at + 1
         return at + 1
 
-    def _advance(self, logits: Floats) -> None:
-        """Say the token that follows from `logits` (vocabulary,), and what the shape forces after it."""
+    def _advance(self, logits: Floats | None) -> None:
+        """Say the token that follows from `logits` (vocabulary,), and what the shape forces after it. None: it was said
+        before, and all about it is told."""
         if self.ahead:
             token = self.ahead.popleft()
             self._sampler.take(token)
             self.running.forced += 1
+        elif self._repeat.ids:
+            token = self._repeat.ids[0]
+            self._sampler.take(token)
         else:
-            token = self._sampler.choose(logits, self._allowed())
+            assert logits is not None
+            token = self._choose(logits)
+            self._guesser.chose(token)
         self._utter(token, logits)
         self._force()
 
@@ -256,9 +310,19 @@ class Row:
         """The next token is the shape's affair: reasoning is not."""
         return self._guide is not None and not self.voice.reasoning
 
+    def _choose(self, logits: Floats) -> int:
+        """The next token. A greedy row asks about the likeliest first: a mask of all tokens takes a hundred times as
+        long, and most tokens need none."""
+        best = self._sampler.certain(logits) if self._guided and self.voice.opening is None else None
+        if best is not None and best not in self._ends and self._guide is not None and self._guide.may(best):
+            self._sampler.take(best)
+            return best
+        return self._sampler.choose(logits, self._allowed())
+
     def _allowed(self) -> Allowed | None:
-        if self._guide is None or self.voice.reasoning:
+        if not self._guided:
             return None
+        assert self._guide is not None
         allowed = self._guide.allowed()
         opening = self.voice.opening
         if allowed is not None and opening is not None:
@@ -267,8 +331,9 @@ class Row:
 
     def _force(self) -> bool:
         """Say what the shape leaves no choice about; True if there was something to say."""
-        if self._guide is None or self.over or self.ahead or not self._guided or self.voice.opening is not None:
+        if not self._guided or self.over or self.ahead or self.voice.opening is not None:
             return False
+        assert self._guide is not None
         forced = self._guide.forced()
         if self._likeliest is not None:
             self.ahead.extend(forced)
@@ -284,6 +349,7 @@ class Row:
     def _utter(self, token: int, logits: Floats | None) -> None:
         """A token becomes part of the answer. logits: those that it follows from, for its log-probability."""
         self.ids.append(token)
+        self._repeat.said()
         self._guesser.said((token,))
         if token in self._ends:
             self._say(self.voice.end())
@@ -311,7 +377,12 @@ class Row:
         if piece:
             self._text += piece.text if self._calling else ""
             self._calls += piece.calls
-            self.running.emit(Delta(self.choice, piece.text, piece.reasoning, piece.said, piece.calls))
+            self.running.emit(Delta(self.choice, piece.text, piece.reasoning, piece.said, piece.calls, self._new_ids()))
+
+    def _new_ids(self) -> tuple[int, ...]:
+        ids = tuple(self.ids[self._told :])
+        self._told = len(self.ids)
+        return ids
 
     def _end(self, reason: Literal["stop", "length"]) -> None:
         self.over = True
@@ -322,5 +393,6 @@ class Row:
                 tokens=len(self.ids),
                 reasoning_tokens=self.voice.reasoning_tokens,
                 stop=self.voice.stopped,
+                ids=self._new_ids(),
             )
         )

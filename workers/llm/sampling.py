@@ -31,6 +31,10 @@ GREEDY_BELOW = 1e-5
 """Temperatures under it are greedy: dividing by them overflows (vLLM's own limit)."""
 
 
+ENDLESS = 1e30
+"""No logit is near it, and differences and sums of such are still numbers."""
+
+
 class Resolved(msgspec.Struct, frozen=True):
     """The four values that a model's makers may have a say in, settled."""
 
@@ -108,6 +112,14 @@ class Sampler:
         self.take(token)
         return token
 
+    def certain(self, logits: Floats) -> int | None:
+        """The token that is chosen if it may be had, where no chance decides. logits: as for `choose`."""
+        if not self._settled.greedy:
+            return None
+        scores = self._penalised(logits)
+        best = int(scores.argmax())
+        return best if np.isfinite(scores[best]) else None
+
     def take(self, token: int) -> None:
         """A token that is part of the answer, chosen here or not."""
         self._position += 1
@@ -125,8 +137,12 @@ class Sampler:
             scores[self._bias[0]] += self._bias[1]
         if repetition:
             ids = np.array(sorted(set(self._recent)), np.int64)
-            found = scores[ids]
-            scores[ids] = np.where(found < 0, found * sampling.repetition_penalty, found / sampling.repetition_penalty)
+            # In double precision: of a penalty near 0 a float would make 0 / 0.
+            found = scores[ids].astype(np.float64)
+            penalty = sampling.repetition_penalty
+            with np.errstate(over="ignore"):
+                found = np.where(found < 0, found * penalty, found / penalty)
+            scores[ids] = np.clip(found, -ENDLESS, ENDLESS)
         if counted:
             ids = np.fromiter(self._counts.keys(), np.int64, len(self._counts))
             counts = np.fromiter(self._counts.values(), np.float32, len(self._counts))

@@ -1,10 +1,10 @@
-"""What formats that write arguments one by one need to know of a property's JSON schema."""
+"""What grammars of JSON, and formats that write arguments one by one, need to know of a JSON schema."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
 
 _REFERENCE = re.compile(r"#/(\$defs|definitions)/([^/]+)")
 
@@ -34,3 +34,36 @@ def is_text(schema: Mapping[str, Any]) -> bool:
 
 def is_scalar(schema: Mapping[str, Any]) -> bool:
     return schema.get("type") in ("string", "integer", "number", "boolean", "null")
+
+
+_NAMED: Final = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+"""Their members are schemas under names that somebody chose."""
+_DATA: Final = ("const", "enum", "default", "examples", "required", "x-guidance")
+"""What they hold is no schema."""
+
+
+def unenforceable(schema: Any) -> str | None:
+    """What llguidance would take and not hold an answer to; None: nothing that is known."""
+    for each in _schemas(schema):
+        least, required = each.get("minProperties"), each.get("required")
+        named = len(required) if isinstance(required, list) else 0
+        # A name may come twice, and whoever reads the object finds it once.
+        if isinstance(least, int) and least > named + 1:
+            return f"minProperties ({least}) asks for more than one property beyond those that are required"
+    return None
+
+
+def _schemas(schema: Any) -> Iterator[Mapping[str, Any]]:
+    """A schema and all schemas in it, however deep."""
+    left = [schema]
+    while left:
+        each = left.pop()
+        if isinstance(each, list):
+            left += each
+        elif isinstance(each, dict):
+            yield each
+            for key, value in each.items():
+                if key in _NAMED and isinstance(value, dict):
+                    left += value.values()
+                elif key not in _DATA:
+                    left.append(value)

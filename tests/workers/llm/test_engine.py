@@ -135,7 +135,8 @@ def test_an_end_of_text_is_counted_and_not_said(model: Any) -> None:
     cut = said[: said.index(said[3])]
     asked = Driver(model, language).answer(complete("abc"))
     assert asked.text() == cut
-    assert asked.ended == [ChoiceEnded(choice=0, reason="stop", tokens=len(cut) + 1)]
+    (end,) = language.ends
+    assert asked.ended == [ChoiceEnded(choice=0, reason="stop", tokens=len(cut) + 1, ids=(end,))]
 
 
 def test_an_end_of_text_at_once_is_an_empty_answer(model: Any) -> None:

@@ -13,9 +13,10 @@ from protocol.jobs import Shape
 from protocol.tools import Tool, Tools
 from tests.workers.llm import toy_tokenizers
 from tests.workers.llm.test_calls import SAID, hear, known
-from workers.llm.envelopes import ENVELOPES, MAYBE, MOST_CALLS, shape_of, special_tokens
+from workers.llm.envelopes import ENVELOPES, MAYBE, MOST_CALLS, shape_of
 from workers.llm.formats import BARE, JSON, Format
-from workers.llm.grammar import Grammar, compiled, token_texts
+from workers.llm.grammar import Grammar, compiled, refused, token_texts
+from workers.llm.spelling import special_tokens
 
 WEATHER = Tool(
     name="get_weather",
@@ -225,7 +226,7 @@ def test_a_marker_may_be_a_token_that_is_no_text(fast_blas: Any, marker: str, sp
     texts = token_texts(tokenizer, len(tokenizer), tokenizer.eos_token_ids)
     found = special_tokens(tokenizer)
     number = tokenizer.convert_tokens_to_ids(marker)
-    assert (found.get(marker) == number) is texts.is_special_token(number)
+    assert (found.get(marker) == number) is texts.tokenizer.is_special_token(number)
     for name in ENVELOPES:
         shape = shape_of(form_of(name), offered(choice="required"), found)
         assert shape is not None
@@ -262,6 +263,38 @@ def test_only_a_strict_tool_is_refused_for_what_cannot_be_enforced(texts: Any) -
     assert lenient is not None and strict is not None
     assert isinstance(compiled(texts, lenient), Grammar)
     assert "not" in str(compiled(texts, strict))
+
+
+@pytest.mark.parametrize("name", [*ENVELOPES, "bare"])
+@pytest.mark.parametrize("choice", ["auto", "required"])
+def test_the_tool_that_cannot_be_enforced_is_named(texts: Any, name: str, choice: Any) -> None:
+    odd = {"type": "object", "properties": {"a": {"type": "integer", "not": {"const": 1}}}}
+    bad = Tool(name="odd-one", parameters=odd, strict=True)
+    shape = shape_of(form_of(name), offered(WEATHER, bad, TIME, choice=choice), {})
+    if shape is None:
+        assert (name, choice) == ("bare", "auto")
+        return
+    reason = compiled(texts, shape)
+    assert isinstance(reason, str)
+    message = refused(shape, reason).message
+    assert message == 'tools: the parameters of odd-one cannot be enforced: Unimplemented keys: ["not"]'
+
+
+def test_a_required_argument_that_is_not_described_may_be_anything(tokenizer: Any, texts: Any) -> None:
+    tool = Tool(
+        name="odd", parameters={"type": "object", "properties": {"a": {"type": "null"}}, "required": ["b", "a"]}
+    )
+    made = grammar(texts, "json", offered(tool, choice="required"))
+    for arguments, fits in (('{"a": null, "b": [1]}', True), ('{"a": null}', False), ('{"a": null, "c": 1}', False)):
+        call = f'<tool_call>\n{{"name": "odd", "arguments": {arguments}}}\n</tool_call>'
+        assert accepts(tokenizer, made, call) is fits
+
+
+def test_what_would_not_be_enforced_of_a_strict_tool_is_refused(texts: Any) -> None:
+    parameters = {"type": "object", "properties": {"a": {"type": "object", "minProperties": 2}}}
+    with pytest.raises(UnsupportedSchema, match="odd: minProperties"):
+        shape_of(JSON, offered(Tool(name="odd", parameters=parameters, strict=True)), {})
+    assert shape_of(JSON, offered(Tool(name="odd", parameters=parameters)), {}) is not None
 
 
 def test_a_schema_that_is_none_is_refused(texts: Any) -> None:

@@ -50,7 +50,7 @@ class Ids(ToyLanguage):
     def room(self, prompt: ToyPrompt, tokens: int, max_tokens: int | None) -> int:
         return max_tokens or 1
 
-    def voice(self, generation: Generation, prompt: ToyPrompt) -> ToyVoice:
+    def voice(self, generation: Generation, prompt: ToyPrompt, calls: Sequence[str] = ()) -> ToyVoice:
         self.voices[prompt.ids] = Listener()
         return self.voices[prompt.ids]
 

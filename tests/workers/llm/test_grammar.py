@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from typing import Any
 
 import pytest
@@ -16,6 +17,8 @@ PERSON = {
     "required": ["name", "age"],
     "additionalProperties": False,
 }
+NESTED = {"type": "object", "properties": {"in": {"$ref": "#/$defs/a"}}, "required": ["in"]}
+"""Without an end."""
 
 
 @pytest.fixture(scope="module")
@@ -100,6 +103,18 @@ def test_the_mask_is_as_wide_as_the_logits_and_allows_nothing_beyond_the_vocabul
     assert not allowed[len(tokenizer) :].any()
 
 
+def test_logits_may_be_narrower_than_the_tokenizer_s_vocabulary(tokenizer: Any) -> None:
+    """What only the tokenizer has is said in letters."""
+    from workers.llm.grammar import Grammars
+
+    fewer = len(tokenizer) - 1
+    grammars = Grammars(tokenizer, fewer, [tokenizer.eos_token_id])
+    assert len(guide(grammars, Shape(kind="regex", text="(.|\n)*")).allowed()) == fewer
+    last = tokenizer.decode([fewer])
+    said = guide(grammars, Shape(kind="choice", text=json.dumps([f"a{last}"]))).forced()
+    assert max(said) < fewer and text_of(tokenizer, said) == f"a{last}"
+
+
 def test_choices_are_taken_literally(grammars: Any, tokenizer: Any) -> None:
     words = ["a.b", 'say "é"\n', "red", "redder"]
     shape = Shape(kind="choice", text=json.dumps(words))
@@ -112,7 +127,37 @@ def test_choices_are_taken_literally(grammars: Any, tokenizer: Any) -> None:
     assert choices(led, tokenizer) == {"."}
 
 
-@pytest.mark.parametrize("text", ['start: "a" /[0-9]+/ "."', 'root ::= "a" [0-9]+ "."'])
+def test_many_thousand_choices_are_no_more_than_a_few(grammars: Any, tokenizer: Any) -> None:
+    led = guide(grammars, Shape(kind="choice", text=json.dumps([f"{number:05}" for number in range(20_000)])))
+    say(led, tokenizer, "19")
+    assert choices(led, tokenizer) == {*"0123456789"}
+    say(led, tokenizer, "999")
+    assert led.over
+
+
+@pytest.mark.parametrize("kind", ["json", "choice"])
+def test_a_text_that_looks_like_a_special_token_is_forced_as_a_text(grammars: Any, tokenizer: Any, kind: Any) -> None:
+    """Not as the token, which would end the answer."""
+    text = json.dumps({"const": "a</s>"} if kind == "json" else ["a</s>"])
+    led = guide(grammars, Shape(kind=kind, text=text))
+    said: list[int] = []
+    while not led.over and len(said) < 20:
+        forced = led.forced()
+        said.append(forced[0] if forced else int(led.allowed().nonzero()[0][0]))
+        led.take(said[-1])
+    assert tokenizer.eos_token_id not in said
+    assert text_of(tokenizer, said) == ('"a</s>"' if kind == "json" else "a</s>")
+
+
+def test_a_special_token_that_a_grammar_names_is_forced(grammars: Any, tokenizer: Any) -> None:
+    begin = tokenizer.bos_token_id
+    led = guide(grammars, Shape(kind="lark", text=f'start: "a" <[{begin}]> "b"'))
+    assert led.forced() == [ord("a"), begin, ord("b")]
+
+
+@pytest.mark.parametrize(
+    "text", ['start: "a" /[0-9]+/ "."', 'root ::= "a" [0-9]+ "."', '?start: one\n?one: "a" /[0-9]+/ "."']
+)
 def test_grammars_come_in_lark_and_in_gbnf(grammars: Any, tokenizer: Any, text: str) -> None:
     led = guide(grammars, Shape(kind="lark", text=text))
     say(led, tokenizer, "a12.")
@@ -128,6 +173,15 @@ def test_grammars_come_in_lark_and_in_gbnf(grammars: Any, tokenizer: Any, text: 
         (json_shape({"type": "array", "uniqueItems": True, "x-guidance": {"lenient": True}}), "uniqueItems"),
         (json_shape({"oneOf": [{"type": "number"}, {"type": "integer"}]}), "oneOf"),
         (json_shape({"enum": []}), "empty"),
+        (json_shape({"$ref": "#"}), "no text"),
+        (json_shape({"properties": {"a": {"type": "object", "minProperties": 2}}}), "minProperties"),
+        (json_shape({"$defs": {"a": NESTED}, "$ref": "#/$defs/a"}), "Too many items"),
+        # It shows with the first token of an answer only.
+        (
+            Shape(kind="lark", text=f"start: {' | '.join(f'{chr(34)}{number}{chr(34)}' for number in range(9000))}"),
+            "items",
+        ),
+        (Shape(kind="lark", text=""), "Empty"),
         (json_shape({"type": "string", "pattern": "(?=a)b"}), "look-ahead"),
         (json_shape(7), ""),
         (Shape(kind="regex", text="a[b"), "unclosed"),
@@ -177,6 +231,41 @@ def test_a_monstrous_schema_takes_seconds_at_most(grammars: Any, schema: str) ->
         asked.grammar()
     except UnsupportedSchema as refusal:
         assert len(refusal.message) < 500
+
+
+def chained(count: int, link: str, first: str, last: str) -> str:
+    """A grammar in which each of so many rules leads to the next."""
+    return "\n".join([first, *(link.format(each, each + 1) for each in range(count)), last.format(count)])
+
+
+CHAINS = [
+    Shape(kind="lark", text=chained(18_000, "r{}: r{}", "start: r0", 'r{}: "a"')),
+    Shape(kind="lark", text=chained(9_000, 'T{}: "a" | "b" T{} "c"', "start: T0", 'T{}: "a"')),
+    json_shape({"$defs": {f"d{n}": {"$ref": f"#/$defs/d{n + 1}"} for n in range(6000)}, "$ref": "#/$defs/d0"}),
+    json_shape(
+        {
+            "$defs": {f"d{n}": {"allOf": [{"$ref": f"#/$defs/d{n + 1}"}, {"minimum": n}]} for n in range(3500)},
+            "$ref": "#/$defs/d0",
+        }
+    ),
+]
+
+
+@pytest.mark.parametrize("shape", CHAINS, ids=range(4))
+def test_a_chain_of_references_does_not_take_the_process_along(grammars: Any, shape: Shape) -> None:
+    asked = grammars.ask(shape)
+    asked.wait(60)
+    assert asked.done
+    try:
+        assert asked.grammar()
+    except UnsupportedSchema as refusal:
+        assert len(refusal.message) < 500
+
+
+def test_a_grammar_in_gbnf_that_is_too_long_is_refused(grammars: Any) -> None:
+    long = chained(3000, 'r{} ::= r{} | "x"', "root ::= r0", 'r{} ::= "a"')
+    with pytest.raises(UnsupportedSchema, match="most in GBNF"):
+        compiled(grammars, Shape(kind="lark", text=long))
 
 
 def test_a_shape_that_is_too_long_is_not_even_looked_at(grammars: Any) -> None:
@@ -292,3 +381,22 @@ def test_a_tokenizer_without_a_description_works_as_well(fast_blas: Any) -> None
     led = guide(Grammars(Coded(), len(plain), [plain.eos_token_id]), json_shape(PERSON))  # type: ignore[arg-type]
     say(led, plain, '{"name":"Jo","age":4}')
     assert led.over
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [json_shape(PERSON), Shape(kind="regex", text="a+(b|[0-9]{2})*"), Shape(kind="choice", text='["ab","ac","b"]')],
+)
+def test_a_token_asked_about_alone_may_come_where_the_mask_says_so(grammars: Any, tokenizer: Any, shape: Shape) -> None:
+    led, chance = guide(grammars, shape), random.Random(1)
+    for _ in range(30):
+        for token in led.forced():
+            led.take(token)
+        if led.over:
+            return
+        allowed = led.allowed()
+        able = [token for token in range(len(tokenizer)) if token != tokenizer.eos_token_id and allowed[token]]
+        assert [token for token in range(len(tokenizer)) if token != tokenizer.eos_token_id and led.may(token)] == able
+        if not able:
+            return
+        led.take(chance.choice(able))

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from protocol.errors import ModelNotConfigured
+from tests.conftest import data_dir
 from workers import blas
 
 CONFIG = {
@@ -20,7 +21,7 @@ CONFIG = {
     "intermediate_size": 128,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
-    "head_dim": 16,
+    "head_dim": 32,
     "rms_norm_eps": 1e-5,
     "vocab_size": 260,
     "max_position_embeddings": 128,
@@ -88,7 +89,7 @@ def write(folder: Path, arrays: Arrays, config: Any = CONFIG, name: str = "model
 def load(folder: Path | str, **options: Any) -> Any:
     from workers.llm.load import load
 
-    return load(str(folder), data_dir="/nowhere", offline=True, report=lambda _: None, **options)
+    return load(str(folder), data_dir=data_dir(), offline=True, report=lambda _: None, **options)
 
 
 def logits(loaded: Any) -> np.ndarray[Any, Any]:
@@ -116,7 +117,33 @@ def test_the_tuned_network_says_the_same(arrays: Arrays, tmp_path: Path) -> None
     folder = write(tmp_path / "m", arrays)
     stock, tuned = load(folder, tuned=False), load(folder)
     assert np.abs(logits(stock) - logits(tuned)).max() < 1e-4
-    assert type(tuned.network.layers[0]).__name__ == "Layer"
+    assert type(tuned.network.layers[0]).__name__ == "Block"
+
+
+def test_dynamic_scaling_changes_nothing_within_the_window(arrays: Arrays, tmp_path: Path) -> None:
+    """mlx-lm's own module for it takes no rows at different positions."""
+    import mlx.core as mx
+    from mlx_lm.models.cache import BatchKVCache
+
+    scaled = {**CONFIG, "rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}
+    plain = logits(load(write(tmp_path / "plain", arrays), tuned=False))
+    folder = write(tmp_path / "scaled", arrays, scaled)
+    for tuned in (False, True):
+        loaded = load(folder, tuned=tuned)
+        assert np.abs(logits(loaded) - plain).max() < 1e-4
+        rows = [BatchKVCache([0, 2]) for _ in loaded.network.layers]
+        assert np.isfinite(np.array(loaded.network(mx.array([[5, 6, 7], [0, 0, 8]]), cache=rows))[:, -1]).all()
+    assert type(loaded.network.layers[0]).__name__ == "Block"
+
+
+def test_a_tokenizer_may_have_more_tokens_than_the_network(arrays: Arrays, tmp_path: Path) -> None:
+    from protocol.errors import InvalidValue
+
+    few = {name: array[:200] if "embed_tokens" in name else array for name, array in arrays.items()}
+    loaded = load(write(tmp_path / "m", few, {**CONFIG, "vocab_size": 200}))
+    assert (loaded.vocabulary, loaded.embedder.tokens.vocabulary) == (200, 200)
+    with pytest.raises(InvalidValue, match="its tokens are 0 to 199"):
+        loaded.embedder.tokens.of(" ", "input")
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -165,13 +192,12 @@ def quantized(arrays: Arrays, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("tuned", [True, False])
-def test_a_quantized_model_is_plain_float32_on_the_cpu(
+def test_a_quantized_model_stays_so_as_compiled_code_and_is_float32_else(
     quantized: Path, arrays: Arrays, tmp_path: Path, tuned: bool
 ) -> None:
     loaded = load(quantized, tuned=tuned)
-    assert loaded.model.dtype == "float32"
+    assert (loaded.model.dtype, dtypes(loaded)) == (("4-bit", set()) if tuned else ("float32", {"mlx.core.float32"}))
     assert loaded.model.parameters == sum(array.size for array in arrays.values())
-    assert dtypes(loaded) == {"mlx.core.float32"}
     plain = logits(load(write(tmp_path / "m", arrays)))
     assert np.corrcoef(logits(loaded).ravel(), plain.ravel())[0, 1] > 0.99
 
@@ -265,6 +291,28 @@ def test_a_missing_or_broken_tokenizer_is_explained(arrays: Arrays, tmp_path: Pa
     assert refusal(folder) == (
         "m has no tokenizer: none of tokenizer.json, tokenizer.model, vocab.json, tiktoken.model is there"
     )
+
+
+@pytest.mark.parametrize(
+    ("wrong", "reason"),
+    [
+        ({"hidden_size": 100, "num_attention_heads": 3, "num_key_value_heads": 1}, "hidden size (100)"),
+        ({"initializer_range": "wide"}, "initializer_range"),
+    ],
+)
+def test_what_transformers_alone_refuses_is_explained(
+    arrays: Arrays, tmp_path: Path, wrong: dict[str, Any], reason: str
+) -> None:
+    """mlx-lm loads such networks; the tokenizer's class is looked for in the configuration."""
+    import mlx.core as mx
+    from mlx.utils import tree_flatten
+    from mlx_lm.models import llama
+
+    config = CONFIG | wrong
+    network = llama.Model(llama.ModelArgs.from_dict(config))
+    zeros = {name: mx.zeros(array.shape) for name, array in tree_flatten(network.parameters())}
+    said = refusal(write(tmp_path / "m", zeros, config))
+    assert said.startswith("the tokenizer of m cannot be loaded: ") and reason in said
 
 
 def test_an_empty_folder_no_folder_and_a_speech_starter(tmp_path: Path) -> None:

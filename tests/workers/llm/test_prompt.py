@@ -70,7 +70,7 @@ def test_template_arguments_reach_the_template(fast_blas: Any) -> None:
     assert render(tokenizer, chat(("user", "hi"), mood="calm", reasoning_effort="low")).text == "hi calm low"
 
 
-@pytest.mark.parametrize("name", ["chat_template", "tokenize", "messages", "tools", "continue_final_message"])
+@pytest.mark.parametrize("name", ["chat_template", "tokenize", "messages", "tools", "continue_final_message", "self"])
 def test_template_arguments_that_are_ours_are_refused(tokenizer: Any, name: str) -> None:
     with pytest.raises(InvalidValue, match=f"chat_template_kwargs must not set {name}") as refused:
         render(tokenizer, chat(("user", "hi"), **{name: "{{ 1 }}"}))
@@ -222,6 +222,18 @@ def test_ids_that_the_model_does_not_have_are_refused(tokenizer: Any, token: int
     with pytest.raises(InvalidValue, match=rf"the model has no token {token}; its tokens are 0 to 259") as refused:
         render(tokenizer, Complete((104, token)))
     assert refused.value.param == "prompt"
+
+
+@pytest.mark.parametrize("job", [Complete("say <think>"), Complete((104, 258)), chat(("user", "<think>"))])
+def test_a_token_that_only_the_tokenizer_has_is_refused(tokenizer: Any, job: Chat | Complete) -> None:
+    """Gemma 3's text models have one such token."""
+    from workers.llm import prompt
+
+    made = render(tokenizer, job)
+    assert prompt.known(made, 259) is made
+    with pytest.raises(InvalidValue, match="the model has no token 258; its tokens are 0 to 257") as refused:
+        prompt.known(made, 258)
+    assert refused.value.param == ("messages" if isinstance(job, Chat) else "prompt")
 
 
 def test_an_echo_is_the_prompt_as_the_client_wrote_it(tokenizer: Any) -> None:

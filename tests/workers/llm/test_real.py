@@ -38,7 +38,7 @@ def test_it_knows_a_capital(llm: Any) -> None:
 def test_what_is_told_of_it(llm: Any) -> None:
     model = llm.model
     assert (model.id, model.kind, model.parameters) == ("smollm2-135m-instruct", "llm", 134515008)
-    assert (model.dtype, model.context_window, llm.vocabulary) == ("float32", 8192, 49152)
+    assert (model.dtype, model.context_window, llm.vocabulary) == ("4-bit", 8192, 49152)
 
 
 @pytest.mark.parametrize("batched", [False, True])
@@ -56,3 +56,25 @@ def test_every_position_has_mlx_lms_logits(llm: Any, stock_llm: Any, batched: bo
     stock, tuned = found
     assert np.abs(stock - tuned).max() < 1e-3  # of logits from -35 to 38
     assert (stock.argmax(-1) == tuned.argmax(-1)).all()
+
+
+def test_what_long_prompts_and_many_rows_needed_goes_back_at_rest(llm: Any) -> None:
+    import psutil
+
+    from tests.workers.llm.test_real_shapes import driver_for
+    from tests.workers.llm.toy import chat
+    from workers.heap import give_back
+
+    def mebibytes() -> float:
+        return float(psutil.Process().memory_info().rss) / (1 << 20)
+
+    driver = driver_for(llm, cache_bytes=0)
+    give_back()
+    before = mebibytes()
+    for text in (TEXT * 2, *("Count the apples." for _ in range(8))):
+        driver.ask(chat(text, tokens=8))
+    driver.run()
+    worked = mebibytes()
+    give_back()
+    assert worked - before > 30
+    assert mebibytes() - before < 30

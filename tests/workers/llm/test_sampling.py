@@ -116,6 +116,12 @@ def test_repetition_penalty_divides_what_is_positive_and_multiplies_what_is_not(
     assert sampler(temperature=0.0, prompt=(0,), repetition_penalty=2.0).choose(floats(-1, -1.5)) == 1
 
 
+@pytest.mark.parametrize("penalty", [5e-324, 1e-320, 1e308])
+def test_a_repetition_penalty_beyond_all_measure_is_no_error(penalty: float) -> None:
+    chosen = sampler(temperature=0.0, prompt=(0, 1, 2), repetition_penalty=penalty)
+    assert chosen.choose(floats(0, 3, -3, 1)) == (1 if penalty < 1 else 3)
+
+
 def test_repetition_penalty_forgets_what_is_further_back_than_its_context() -> None:
     fields: dict[str, Any] = {"temperature": 0.0, "repetition_penalty": 9.0, "repetition_context_size": 2}
     assert sampler(prompt=(0, 1, 2), **fields).choose(floats(3, 2, 1)) == 0

@@ -9,12 +9,10 @@ from typing import Any
 import msgspec
 
 from protocol.errors import Failure, InvalidRequest
-from protocol.events import ChoiceEnded, Delta, Event, Failed, Generated, Ready, Said, Spent, Started
-from protocol.jobs import Chat, ChatMessage, Complete, CountTokens, Generation, Sampling, Shape
+from protocol.events import ChoiceEnded, Delta, Event, Failed, Generated, Mounted, Ready, Said, Spent, Started
+from protocol.jobs import Chat, ChatMessage, Complete, Generation, Job, Sampling, Shape
 from protocol.tools import CallPart
-from workers.llm.engine import LlmEngine
-from workers.llm.rendering import Counting
-from workers.llm.running import Running
+from workers.llm.engine import Handle, LlmEngine
 
 VOCABULARY = 80
 END = 1
@@ -55,6 +53,7 @@ class ToyPrompt:
     thinking: bool = False
     echo: str = ""
     shape: Shape | None = None
+    literal: bool = False
     calling: None = None
 
 
@@ -74,6 +73,7 @@ class ToyVoice:
 
     reasoning_tokens = 0
     called = enough = reasoning = False
+    settled = True
     opening: int | None = None
     routes: tuple[Any, ...] = ()
 
@@ -120,7 +120,7 @@ class ToyLanguage:
             raise InvalidRequest("too long")
         return min(max_tokens or WINDOW, WINDOW - tokens)
 
-    def voice(self, generation: Generation, prompt: ToyPrompt) -> ToyVoice:
+    def voice(self, generation: Generation, prompt: ToyPrompt, calls: Sequence[str] = ()) -> ToyVoice:
         return ToyVoice(generation.stop, generation.logprobs is not None)
 
     def shape(self, shape: Shape) -> Any:
@@ -147,7 +147,12 @@ class ToyTokenizer:
     """As much of a tokenizer as grammars need."""
 
     bos_token_id = None
-    all_special_ids = (END,)
+
+    @property
+    def added_tokens_decoder(self) -> dict[int, Any]:
+        from tokenizers import AddedToken
+
+        return {END: AddedToken(chr(FIRST + END), special=True)}
 
     def __len__(self) -> int:
         return VOCABULARY
@@ -175,7 +180,7 @@ class Asked:
     """One job and what came of it."""
 
     events: list[Event] = field(default_factory=list)
-    handle: Running | Counting | None = None
+    handle: Handle | None = None
 
     def text(self, choice: int = 0) -> str:
         return "".join(each.text for each in self.events if isinstance(each, Delta) and each.choice == choice)
@@ -190,7 +195,7 @@ class Asked:
 
     @property
     def over(self) -> bool:
-        return bool(self.events) and isinstance(self.events[-1], Generated | Failed)
+        return bool(self.events) and isinstance(self.events[-1], Generated | Mounted | Failed)
 
     @property
     def last(self) -> Event:
@@ -210,25 +215,29 @@ class Driver:
         padding_bytes: int = 1 << 30,
         head: Any = None,
         vocabulary: int = VOCABULARY,
+        default_adapter: str = "",
         **options: Any,
     ) -> None:
+        from workers.llm.adapters.mounts import Mounts
         from workers.llm.cache import PromptCache
         from workers.llm.seats import Beginnings, Seats
 
         self.language = language or ToyLanguage()
-        self.seats = Seats(model, head, padding_bytes=padding_bytes)
         self.cache = PromptCache(cache_bytes)
+        self.mounts = Mounts(model, default=default_adapter, gone=self.cache.forget)
+        self.seats = Seats(model, head, padding_bytes=padding_bytes, serving=self.mounts.serving)
         self.engine = LlmEngine(
             self.seats,
             Beginnings(self.cache, self.seats),
             self.language,
+            self.mounts,
             Ready(capacity=64),
             vocabulary=vocabulary,
             max_rows=max_rows,
             **options,
         )
 
-    def ask(self, job: Chat | Complete | CountTokens) -> Asked:
+    def ask(self, job: Job) -> Asked:
         asked = Asked()
         try:
             asked.handle = self.engine.admit(job, asked.events.append)
@@ -249,7 +258,7 @@ class Driver:
             self.engine.step()
         raise AssertionError("the engine does not come to an end")
 
-    def answer(self, job: Chat | Complete | CountTokens) -> Asked:
+    def answer(self, job: Job) -> Asked:
         asked = self.ask(job)
         self.run()
         return asked

