@@ -49,7 +49,7 @@ def _run(arguments: argparse.Namespace, config: Config) -> int:
         case "serve":
             from service.cli import serve
 
-            return serve.run(config, until_eof=arguments.until_eof)
+            return serve.run(config)
         case "transcribe":
             from service.cli import transcribe
 
@@ -80,7 +80,7 @@ def _parser() -> argparse.ArgumentParser:
     version = importlib.metadata.version("starling")
     parser.add_argument("--version", action="version", version=f"starling {version}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    _serve(commands.add_parser("serve", help="answer HTTP requests until it is stopped"))
+    _configurable(commands.add_parser("serve", help="answer HTTP requests until it is stopped"))
     _transcribe(commands.add_parser("transcribe", help="turn recordings into text, through a service"))
     get = commands.add_parser("get", help="download or convert a model ahead of time")
     get.add_argument("id", help="a Hugging Face id (owner/name) or a starter's name")
@@ -90,19 +90,14 @@ def _parser() -> argparse.ArgumentParser:
     _configurable(models, ("data_dir",))
     doctor = commands.add_parser("doctor", help="say what was found here, and what to do about each gap")
     doctor.add_argument("--json", action="store_true", help="a JSON array")
-    _configurable(doctor, ("host", "port", "data_dir", "whisper_model", "llm_model", "offline"))
+    kinds = ("whisper_model", "llm_model", "embedding_model", "model_alias")
+    _configurable(doctor, ("host", "port", "uds", "data_dir", *kinds, "offline"))
     return parser
 
 
 def _configurable(parser: argparse.ArgumentParser, names: Sequence[str] = ()) -> None:
     parser.add_argument("--config", metavar="FILE", help=f"a TOML file of settings (also {CONFIG_VARIABLE})")
     add_flags(parser, names)
-
-
-def _serve(parser: argparse.ArgumentParser) -> None:
-    # For a service that another program starts for itself: it ends with that program, however that ends.
-    parser.add_argument("--until-eof", action="store_true", help="stop when standard input ends")
-    _configurable(parser)
 
 
 def _transcribe(parser: argparse.ArgumentParser) -> None:
@@ -114,7 +109,8 @@ def _transcribe(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prompt", help="text that was said before, or names to expect")
     parser.add_argument("--model", help="the model's name for the service (its default)")
     parser.add_argument("--url", help="a running service (the one on --host and --port, else one is started)")
-    _configurable(parser, ("host", "port", "data_dir", "whisper_model", "offline"))
+    reached = ("host", "port", "api_key", "api_key_file")
+    _configurable(parser, (*reached, "data_dir", "whisper_model", "model_alias", "offline"))
 
 
 if __name__ == "__main__":

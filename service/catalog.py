@@ -6,9 +6,8 @@ Reads the cache's small files; loads no model and asks no network.
 from __future__ import annotations
 
 import logging
-import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
@@ -18,6 +17,7 @@ from msgspec import UNSET, UnsetType
 
 from protocol.errors import ModelNotConfigured, ModelNotFound, WrongModelKind
 from protocol.events import GenDefaults, Model, ModelKind
+from service.names import HUB_ID
 
 log = logging.getLogger("starling.catalog")
 
@@ -33,7 +33,12 @@ SPEECH_NAMES = frozenset(
 )
 """OpenAI's names for speech models: whoever asks for one of them means ours."""
 
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
+EMBEDDING_NAMES = frozenset(("text-embedding-3-small", "text-embedding-3-large", "text-embedding-ada-002"))
+"""The same of models for embeddings."""
+
+ENCODERS = frozenset(("bert", "roberta", "xlm-roberta", "camembert"))
+"""model_type of the models that make embeddings and nothing else (workers/embed/files.py)."""
+
 _WEIGHTS = ("weights.npz", "weights.safetensors", "model.safetensors", "model.safetensors.index.json")
 
 
@@ -60,45 +65,47 @@ class Listed(msgspec.Struct, frozen=True, kw_only=True):
     transcription: bool | UnsetType = UNSET
     """There, and true, for speech models only."""
     context_window: int | UnsetType = UNSET
-    """This and the next are known of a language model that is loaded."""
+    """Known of a language model once it has been loaded, as the next is; and of one for embeddings."""
     gen_defaults: GenDefaults | UnsetType = UNSET
 
 
 @dataclass(frozen=True)
-class Catalog:
-    """`whisper` and `llm` as configured (llm empty: none); `started`: when this service was."""
+class Loaded:
+    """What the service knows of a configured model from its worker."""
 
-    whisper: str
-    llm: str
+    model: Model | None
+    """As it said when it had loaded, also long ago."""
+    resident: bool
+    """In memory now."""
+
+
+UNKNOWN = Loaded(None, resident=False)
+
+
+Kind = Literal["speech", "language", "embedding"]
+
+
+@dataclass(frozen=True)
+class Catalog:
+    """The configured models by their ids, the default of each kind first, as they were configured; all but `speech`
+    may be empty.
+
+    `started`: when this service was; `aliases`: the ids that other names stand for.
+    """
+
+    speech: Mapping[str, str]
+    llm: Mapping[str, str]
     strict: bool
     started: int
-
-    @property
-    def speech_id(self) -> str:
-        return public_id(self.whisper)
-
-    @property
-    def llm_id(self) -> str:
-        """Empty: there is none."""
-        return public_id(self.llm) if self.llm else ""
-
-    def is_speech(self, name: str) -> bool:
-        return name in (self.speech_id, self.whisper) or name in SPEECH_NAMES
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    embedding: Mapping[str, str] = field(default_factory=dict)
 
     def resolve(self, name: str) -> str:
         """The id of the speech model that serves `name`. It may read small files.
 
         Raises WrongModelKind for a model known to be of another kind, ModelNotFound in strict mode.
         """
-        if not name or self.is_speech(name):
-            return self.speech_id
-        if (self.llm and name in (self.llm, self.llm_id)) or _kind_in_cache(name) == "other":
-            raise WrongModelKind(f"the model {name[:100]!r} is no speech model", param="model")
-        if self.strict:
-            raise ModelNotFound(
-                f"there is no speech model {name[:100]!r} here; this server has {self.speech_id}", param="model"
-            )
-        return self.speech_id
+        return self.named_speech(name) or self._default("speech", name)
 
     def resolve_llm(self, name: str) -> str:
         """The id of the language model that serves `name`. It may read small files.
@@ -106,37 +113,106 @@ class Catalog:
         Raises WrongModelKind for a speech model, ModelNotConfigured when there is no language model, ModelNotFound in
         strict mode.
         """
-        if name and (not self.llm or name not in (self.llm, self.llm_id)):
-            # Whisper's models are all called so, and nobody means another kind by it.
-            if self.is_speech(name) or "whisper" in name.lower() or _kind_in_cache(name) == "whisper":
-                raise WrongModelKind(f"the model {name[:100]!r} is no language model", param="model")
-            if self.strict and self.llm:
-                raise ModelNotFound(
-                    f"there is no language model {name[:100]!r} here; this server has {self.llm_id}", param="model"
-                )
+        if (named := self.named_llm(name)) is not None:
+            return named
         if not self.llm:
             raise ModelNotConfigured(
                 "no language model is configured: start the service with --llm-model and a folder, a Hugging Face id "
                 "or smollm2-135m-instruct"
             )
-        return self.llm_id
+        return self._default("language", name)
 
-    def listing(self, whisper: Model | None, llm: Model | None) -> list[Listed]:
-        """The configured models, as far as loaded, then those in the cache. It reads the cache's folders."""
-        translates = whisper.translates if whisper else _translates(self.speech_id, {})
-        configured = [_speech(self.speech_id, self.started, translates, configured=True, resident=whisper is not None)]
-        if self.llm:
-            configured.append(_language(self.llm_id, self.started, configured=True, loaded=llm))
+    def resolve_embedding(self, name: str) -> str:
+        """The id of the model that makes embeddings for `name`: one for them alone, or a language model. It may read
+        small files.
+
+        Raises WrongModelKind for a speech model, ModelNotConfigured when there is neither, ModelNotFound in strict
+        mode.
+        """
+        id = self._named(name)
+        if id in self.speech or (id is None and _is_called_speech(name)):
+            raise WrongModelKind(f"the model {name[:100]!r} makes no embeddings", param="model")
+        if id is not None:
+            return id
+        if not self.embedding and not self.llm:
+            raise ModelNotConfigured(
+                "no model for embeddings is configured: start the service with --embedding-model and a folder, a "
+                "Hugging Face id or all-minilm-l6-v2"
+            )
+        return self._default("embedding", "" if name in EMBEDDING_NAMES else name)
+
+    def named_speech(self, name: str) -> str | None:
+        """The id of the speech model of that name; None: it names none that is configured. Raises WrongModelKind."""
+        id = self._named(name)
+        if id is None and name in SPEECH_NAMES:
+            return next(iter(self.speech))
+        if id in self.llm or id in self.embedding or (id is None and _kind_in_cache(name) in ("encoder", "other")):
+            raise WrongModelKind(f"the model {name[:100]!r} is no speech model", param="model")
+        return id
+
+    def named_llm(self, name: str) -> str | None:
+        """As `named_speech`, of language models."""
+        id = self._named(name)
+        if id in self.speech or id in self.embedding or (id is None and _is_called_otherwise(name)):
+            raise WrongModelKind(f"the model {name[:100]!r} is no language model", param="model")
+        return id
+
+    def _named(self, name: str) -> str | None:
+        """The id that a name stands for: an id or an alias, or a model as it was configured."""
+        all_models = (self.speech, self.llm, self.embedding)
+        ids = (id for models in all_models for id, given in models.items() if name in (id, given))
+        return self.aliases.get(name) or next(ids, None)
+
+    def _default(self, kind: Kind, name: str) -> str:
+        """The first of a kind, for a name that means none of them. Raises ModelNotFound in strict mode."""
+        by_kind = {"speech": self.speech, "language": self.llm, "embedding": self.embedding or self.llm}
+        models = by_kind[kind]
+        if name and self.strict:
+            raise absent(kind, name, models)
+        return next(iter(models))
+
+    def listing(self, loaded: Mapping[str, Loaded]) -> list[Listed]:
+        """The configured models, with what is in `loaded` under their ids, then those in the cache, whose folders it
+        reads."""
+        configured = [self._listed(id, loaded.get(id, UNKNOWN)) for id in (*self.speech, *self.llm, *self.embedding)]
         named = {listed.id for listed in configured}
         return [*configured, *(listed for listed in _cached() if listed.id not in named)]
 
-    def find(self, name: str, whisper: Model | None, llm: Model | None) -> Listed:
+    def _listed(self, id: str, loaded: Loaded) -> Listed:
+        if id in self.llm:
+            return _language(id, self.started, configured=True, loaded=loaded)
+        if id in self.embedding:
+            return _embedding(id, self.started, configured=True, loaded=loaded)
+        translates = loaded.model.translates if loaded.model else _translates(id, {})
+        return _speech(id, self.started, translates, configured=True, resident=loaded.resident)
+
+    def find(self, name: str, loaded: Mapping[str, Loaded]) -> Listed:
         """By id or alias. Raises ModelNotFound."""
-        wanted = self.speech_id if self.is_speech(name) else self.llm_id if self.llm and name == self.llm else name
-        for listed in self.listing(whisper, llm):
+        wanted = self._named(name) or name
+        if wanted in SPEECH_NAMES:
+            wanted = next(iter(self.speech))
+        elif wanted in EMBEDDING_NAMES:
+            wanted = next(iter(self.embedding or self.llm), wanted)
+        for listed in self.listing(loaded):
             if listed.id == wanted:
                 return listed
         raise ModelNotFound(f"there is no model {name[:100]!r} here")
+
+
+def _is_called_speech(name: str) -> bool:
+    """Whisper's models are all called so, and nobody means another kind by it."""
+    return name in SPEECH_NAMES or "whisper" in name.lower() or _kind_in_cache(name) == "whisper"
+
+
+def _is_called_otherwise(name: str) -> bool:
+    """Whether it is no language model by its name, or as far as the cache knows it."""
+    return _is_called_speech(name) or name in EMBEDDING_NAMES or _kind_in_cache(name) == "encoder"
+
+
+def absent(kind: Kind, name: str, models: Iterable[str]) -> ModelNotFound:
+    """The refusal of a name that none of `models` has."""
+    here = ", ".join(models)
+    return ModelNotFound(f"there is no {kind} model {name[:100]!r} here; this server has {here}", param="model")
 
 
 def _speech(model: str, created: int, translates: bool, *, configured: bool = False, resident: bool = False) -> Listed:
@@ -150,22 +226,35 @@ def _speech(model: str, created: int, translates: bool, *, configured: bool = Fa
     )
 
 
-def _language(model: str, created: int, *, configured: bool = False, loaded: Model | None = None) -> Listed:
+def _language(model: str, created: int, *, configured: bool = False, loaded: Loaded = UNKNOWN) -> Listed:
+    known = loaded.model
     return Listed(
         id=model,
         created=created,
         configured=configured,
-        resident=loaded is not None,
-        capabilities=Capabilities(chat_completions=True, tools=True),
-        context_window=loaded.context_window if loaded else UNSET,
-        gen_defaults=(loaded.gen_defaults or GenDefaults()) if loaded else UNSET,
+        resident=loaded.resident,
+        capabilities=Capabilities(
+            chat_completions=True,
+            # What is not known yet most likely does.
+            embeddings=known is None or known.embedding_width > 0,
+            adapters=True,
+            tools=True,
+            structured_outputs=True,
+        ),
+        context_window=known.context_window if known else UNSET,
+        gen_defaults=(known.gen_defaults or GenDefaults()) if known else UNSET,
     )
 
 
-def public_id(model: str) -> str:
-    """A hub id or a starter's name as it is; of a folder only its own name, for clients need no paths of ours."""
-    path = Path(model).expanduser()
-    return model if _HUB_ID.fullmatch(model) and not path.is_dir() else path.resolve().name
+def _embedding(model: str, created: int, *, configured: bool = False, loaded: Loaded = UNKNOWN) -> Listed:
+    return Listed(
+        id=model,
+        created=created,
+        configured=configured,
+        resident=loaded.resident,
+        capabilities=Capabilities(embeddings=True),
+        context_window=loaded.model.context_window if loaded.model else UNSET,
+    )
 
 
 def _cached() -> Iterable[Listed]:
@@ -190,11 +279,14 @@ def _cached() -> Iterable[Listed]:
             if kind == "llm":
                 yield _language(repo.repo_id, int(revision.last_modified))
                 break
+            if kind == "embedding":
+                yield _embedding(repo.repo_id, int(revision.last_modified))
+                break
 
 
-def _kind_in_cache(name: str) -> Literal["whisper", "other"] | None:
+def _kind_in_cache(name: str) -> Literal["whisper", "encoder", "other"] | None:
     """What the cache holds under this id; None where that is not known."""
-    if not _HUB_ID.fullmatch(name) or ".." in name or "--" in name:
+    if not HUB_ID.fullmatch(name) or ".." in name or "--" in name:
         return None
     from huggingface_hub import try_to_load_from_cache
 
@@ -202,13 +294,15 @@ def _kind_in_cache(name: str) -> Literal["whisper", "other"] | None:
     shape = _shape(Path(found)) if isinstance(found, str) else {}
     if not shape:
         return None
-    return "whisper" if _is_whisper(shape) else "other"
+    return "whisper" if _is_whisper(shape) else "encoder" if shape.get("model_type") in ENCODERS else "other"
 
 
 def _kind(shape: dict[str, Any]) -> ModelKind | None:
     """Of a model that a worker could load."""
     if _is_whisper(shape):
         return "whisper"
+    if shape.get("model_type") in ENCODERS:
+        return "embedding"
     # Looked up without an import: mlx_lm would bring all of MLX into this process.
     found, architecture = find_spec("mlx_lm"), str(shape.get("model_type", ""))
     if found is None or found.origin is None or not architecture.isidentifier():

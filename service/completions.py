@@ -55,6 +55,8 @@ class Usage:
     """What became of the shape that was asked for."""
     forced: int = 0
     guessed: int = 0
+    adapter: str | None = None
+    """The one that it was written with."""
     spent: Spent = field(default_factory=Spent)
     """Of the slowest job, phase by phase."""
 
@@ -70,6 +72,7 @@ class Usage:
             grammar="hint" if "hint" in (self.grammar, event.grammar) else self.grammar or event.grammar,
             forced=self.forced + event.forced_tokens,
             guessed=self.guessed + event.guessed_tokens,
+            adapter=event.adapter,
             spent=Spent(*(max(getattr(self.spent, name), getattr(event.spent, name)) for name in names)),
         )
 
@@ -93,7 +96,8 @@ class Usage:
         timings = {**spent, "total": round(total_s * 1000, 3)}
         shaped = {} if self.grammar is None else {"grammar": self.grammar, "forced_tokens": self.forced}
         guessed = {"guessed_tokens": self.guessed} if self.guessed else {}
-        return {"model": model, "cached_tokens": self.cached, **shaped, **guessed, "timings": timings}
+        adapted = {"adapter": self.adapter} if self.adapter else {}
+        return {"model": model, **adapted, "cached_tokens": self.cached, **shaped, **guessed, "timings": timings}
 
 
 class Collected:

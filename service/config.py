@@ -19,7 +19,24 @@ from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, ge
 import msgspec
 from msgspec import Meta
 
-from protocol.settings import cache_bytes
+from service.names import by_alias, by_id
+from service.words import Hosts, Origins, Words, named
+
+LEAST_CACHE_BYTES = 112 << 20
+"""A conversation of 2500 tokens with a model of 135 million parameters: 46 KiB of keys and values each. With it full
+the starter's worker stays below 800 MB."""
+CACHE_MEMORY = 224
+"""One part in so many of the machine's memory is for what finished conversations leave behind."""
+
+
+def cache_bytes() -> int:
+    """The prompt cache's default: as much as small machines can spare, and more where there is more."""
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return max(LEAST_CACHE_BYTES, memory // CACHE_MEMORY)
+
+
+GENERATE = "generate"
+"""Instead of an API key: make one."""
 
 PREFIX = "STARLING_"
 CONFIG_VARIABLE = "STARLING_CONFIG"
@@ -29,6 +46,9 @@ _SIZES = {"b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
 _UNREAD = re.compile("[\ud800-\udfff]")
 """What Python makes of bytes that the locale cannot read. Such text cannot be handed to a worker."""
 _BOOLEANS = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
+
+
+PATHS = ("data_dir", "uds", "api_key_file", "ready_file", "adapter", "adapter_dir")
 
 
 class ConfigError(Exception):
@@ -47,13 +67,48 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     host: Annotated[str, Meta(description="address to listen on")] = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65535, description="port to listen on; 0 takes a free one")] = 8080
+    uds: Annotated[str, Meta(description="path of a Unix socket to listen on, instead of host and port")] = ""
+    api_key: Annotated[
+        Words, Meta(description="a key that clients must send, several by repetition; `generate` makes one")
+    ] = ()
+    api_key_file: Annotated[str, Meta(description="a file with a key on each line")] = ""
+    insecure: Annotated[bool, Meta(description="let other machines in without any key")] = False
+    allowed_host: Annotated[
+        Hosts, Meta(description="a further name of this server that a Host header may have; * allows all")
+    ] = ()
+    cors_origin: Annotated[
+        Origins, Meta(description="an origin whose pages may use this server, as scheme://host:port; * lets all in")
+    ] = ()
+    ready_file: Annotated[str, Meta(description="a file for url, pid and a generated key, once it listens")] = ""
+    exit_with_parent: Annotated[bool, Meta(description="stop when standard input, a pipe, is closed")] = False
     data_dir: Annotated[str, Meta(description="where models, spools and sessions are kept")] = msgspec.field(
         default_factory=default_data_dir
     )
-    whisper_model: Annotated[str, Meta(description="a folder, a Hugging Face id or a starter's name")] = "whisper-base"
-    llm_model: Annotated[
-        str, Meta(description="a folder, a Hugging Face id or a starter's name; empty: no language model")
-    ] = "smollm2-135m-instruct"
+    whisper_model: Annotated[
+        tuple[str, ...],
+        Meta(min_length=1, description="a folder, a Hugging Face id or a starter's name; the first is the default"),
+    ] = ("whisper-base",)
+    llm_model: Annotated[tuple[str, ...], Meta(description="the same of language models; empty: none")] = (
+        "smollm2-135m-instruct",
+    )
+    embedding_model: Annotated[
+        tuple[str, ...],
+        Meta(description="the same of models for embeddings; empty: language models make them"),
+    ] = ()
+    model_alias: Annotated[
+        tuple[str, ...], Meta(description="NAME=MODEL: another name for one of them in requests")
+    ] = ()
+    adapter: Annotated[
+        str,
+        Meta(description="a folder with a LoRA adapter, mounted at the start as the first language model's default"),
+    ] = ""
+    adapter_dir: Annotated[str, Meta(description="the folder from which LoRA adapters may be mounted")] = ""
+    idle_unload: Annotated[
+        float, Meta(ge=0, description="seconds without a request after which a model leaves memory; 0: never")
+    ] = 0.0
+    memory_limit: Annotated[
+        int, Meta(ge=0, description="bytes for all workers: over it the model used longest ago goes; 0: no limit")
+    ] = 0
     llm_cache_bytes: Annotated[int, Meta(ge=0, description="memory for what finished conversations leave behind")] = (
         msgspec.field(default_factory=cache_bytes)
     )
@@ -66,6 +121,11 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     max_upload_bytes: Annotated[int, Meta(ge=1, description="largest multipart body")] = 200 << 20
     max_json_bytes: Annotated[int, Meta(ge=1, description="largest JSON body")] = 32 << 20
     upload_idle_s: Annotated[float, Meta(gt=0, description="seconds that an upload may send nothing")] = 60.0
+    upload_rate_bytes: Annotated[
+        int, Meta(ge=0, description="a second, which an upload must bring on average beyond that time; 0: any")
+    ] = 256
+    max_requests: Annotated[int, Meta(ge=1, description="requests that may be under way at once")] = 1024
+    max_client_requests: Annotated[int, Meta(ge=1, description="of these, of one client")] = 256
     max_audio_seconds: Annotated[float, Meta(gt=0, description="longest recording")] = 4 * 3600.0
     max_decode_seconds: Annotated[float, Meta(gt=0, description="longest time to decode one file")] = 300.0
     media_memory_bytes: Annotated[int, Meta(ge=64 << 20, description="memory that decoding may add")] = 2 << 30
@@ -75,6 +135,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     ] = 600.0
     session_keep: Annotated[float, Meta(gt=0, description="seconds for which a finished dictation is kept")] = 3600.0
     max_sessions: Annotated[int, Meta(ge=1, description="dictations that may be open at once")] = 64
+    max_client_sessions: Annotated[int, Meta(ge=1, description="of these, of one client")] = 32
     max_session_seconds: Annotated[float, Meta(gt=0, description="longest dictation")] = 4 * 3600.0
     max_session_bytes: Annotated[int, Meta(ge=1 << 20, description="disk that all dictations together may take")] = (
         16 << 30
@@ -102,6 +163,17 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     allow_trace: Annotated[bool, Meta(description="log them for requests with the header x-starling-trace: 1")] = False
     trace_text: Annotated[bool, Meta(description="let such a log show what the model said")] = False
     log_level: Annotated[Literal["debug", "info", "warning", "error"], Meta(description="how much is logged")] = "info"
+    log_format: Annotated[Literal["text", "json"], Meta(description="lines for people, or for programs")] = "text"
+
+    def __repr__(self) -> str:
+        """Whatever prints it, prints no key."""
+        kept = ", ".join(f"{name}={getattr(self, name)!r}" for name in self.__struct_fields__ if name != "api_key")
+        return f"Config({kept}, {len(self.api_key)} keys)"
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """Those of every kind."""
+        return (*self.whisper_model, *self.llm_model, *self.embedding_model)
 
 
 class Setting(NamedTuple):
@@ -120,8 +192,18 @@ class Setting(NamedTuple):
         return get_args(self.type)[0] is bool
 
     @property
+    def is_list(self) -> bool:
+        """Several texts: its flag may be given several times, its variable has commas between them."""
+        return get_origin(get_args(self.type)[0]) is tuple
+
+    @property
+    def secret(self) -> bool:
+        """Its values are shown nowhere."""
+        return self.name == "api_key"
+
+    @property
     def in_bytes(self) -> bool:
-        return self.name.endswith("_bytes")
+        return self.name.endswith(("_bytes", "memory_limit"))
 
     @property
     def choices(self) -> tuple[str, ...]:
@@ -150,7 +232,8 @@ def _description(hint: Any) -> str:
 def add_flags(parser: argparse.ArgumentParser, names: Collection[str] = ()) -> None:
     """A flag for each setting (or for `names`); only those given appear in the parsed namespace, unconverted."""
     defaults = Config()
-    group = parser.add_argument_group("settings", f"each also as {PREFIX}NAME and as `name = …` in the --config file")
+    about = f"each also as {PREFIX}NAME and as `name = …` in the --config file; those with … may be given several times"
+    group = parser.add_argument_group("settings", about)
     for setting in settings().values():
         if names and setting.name not in names:
             continue
@@ -159,6 +242,9 @@ def add_flags(parser: argparse.ArgumentParser, names: Collection[str] = ()) -> N
         if setting.is_bool:
             action = argparse.BooleanOptionalAction
             group.add_argument(setting.flag, action=action, default=argparse.SUPPRESS, help=text)
+        elif setting.is_list:
+            shown = f"{setting.metavar} …"
+            group.add_argument(setting.flag, metavar=shown, action="append", default=argparse.SUPPRESS, help=text)
         else:
             group.add_argument(setting.flag, metavar=setting.metavar, default=argparse.SUPPRESS, help=text)
 
@@ -168,13 +254,15 @@ def _shown(setting: Setting, default: object) -> str:
         return "on" if default else "off"
     if setting.in_bytes and isinstance(default, int) and default >= 1 << 20:
         return f"{default >> 20}MiB"
+    if isinstance(default, tuple):
+        return ", ".join(default) or "none"
     return f"{default:g}" if isinstance(default, float) else str(default) or "none"
 
 
 def load(file: str | Path | None, environ: Mapping[str, str], flags: Mapping[str, object]) -> Config:
     """Flags before environment before file before defaults. Raises ConfigError for the first thing wrong.
 
-    `flags` is what `add_flags` parsed. An empty variable is no value. Relative folders are made absolute.
+    `flags` is what `add_flags` parsed. An empty variable is no value. Relative paths are made absolute.
     """
     values: dict[str, object] = {}
     known = settings()
@@ -183,11 +271,33 @@ def load(file: str | Path | None, environ: Mapping[str, str], flags: Mapping[str
             raise ConfigError(f"{given.source}: unknown setting{_hint(given, known)}")
         values[given.name] = _convert(given, known[given.name])
     config = Config(**values)  # type: ignore[arg-type]  # each value was converted to its field's type
-    config = msgspec.structs.replace(config, data_dir=str(Path(config.data_dir).expanduser().absolute()))
+    paths = {name: value for name in PATHS if (value := getattr(config, name))}
+    absolute = {name: str(Path(value).expanduser().absolute()) for name, value in paths.items()}
+    config = msgspec.structs.replace(config, **absolute)
     for name in known:
-        if isinstance(value := getattr(config, name), str) and _UNREAD.search(value):
-            raise ConfigError(f"{name}: expected UTF-8 text, not {value!a}")
+        value = getattr(config, name)
+        for text in value if isinstance(value, tuple) else (value,):
+            if isinstance(text, str) and _UNREAD.search(text):
+                raise ConfigError(f"{name}: expected UTF-8 text, not {text!a}")
+    _check_names(config)
     return config
+
+
+def _check_names(config: Config) -> None:
+    """A request can mean one model alone by a name. Raises ConfigError."""
+    models = config.models
+    try:
+        by_id(models)
+    except ValueError as error:
+        raise ConfigError(f"whisper_model, llm_model, embedding_model: {error}") from error
+    if both := by_id(config.llm_model).keys() & by_id(config.embedding_model).keys():
+        raise ConfigError(
+            f"embedding_model: {min(both)!r} is an llm_model too; requests for embeddings can name it as such"
+        )
+    try:
+        by_alias(config.model_alias, models)
+    except ValueError as error:
+        raise ConfigError(f"model_alias: {error}") from error
 
 
 class _Given(NamedTuple):
@@ -232,17 +342,31 @@ def _hint(given: _Given, known: Mapping[str, Setting]) -> str:
 
 def _convert(given: _Given, setting: Setting) -> object:
     value = given.value
+    shown = "what is there" if setting.secret else f"{value!r}"
     if isinstance(value, str) and setting.in_bytes:
         value = _bytes(value)
     elif isinstance(value, str) and setting.is_bool and not given.typed:
         value = _BOOLEANS.get(value.lower(), value)
+    elif setting.is_list:
+        value = _several(given)
     try:
         converted: object = msgspec.convert(value, setting.type, strict=given.typed)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{given.source}: expected {_allowed(setting)}, not {given.value!r}") from error
+        raise ConfigError(f"{given.source}: expected {_allowed(setting)}, not {shown}") from error
     if isinstance(converted, float) and not math.isfinite(converted):
-        raise ConfigError(f"{given.source}: expected {_allowed(setting)}, not {given.value!r}")
+        raise ConfigError(f"{given.source}: expected {_allowed(setting)}, not {shown}")
     return converted
+
+
+def _several(given: _Given) -> object:
+    """Of a file one text or a list, of a flag each time it was given, of a variable what commas part. Empty: none."""
+    if isinstance(given.value, str):
+        parts = [given.value] if given.typed or not given.source.startswith(PREFIX) else given.value.split(",")
+    elif isinstance(given.value, list):
+        parts = given.value
+    else:
+        return given.value
+    return [part for part in (part.strip() if isinstance(part, str) else part for part in parts) if part != ""]
 
 
 def _bytes(text: str) -> object:
@@ -256,12 +380,16 @@ def _allowed(setting: Setting) -> str:
     kind, *about = get_args(setting.type)
     if setting.choices:
         return ", ".join(setting.choices)
+    if words := named(kind):
+        return words
     limits = next((meta for meta in about if isinstance(meta, Meta)), Meta())
     if setting.in_bytes:
         return f"a number of bytes, at least {_shown(setting, limits.ge)}, plain or with KiB, MiB or GiB"
-    words = {int: "a whole number", float: "a number", bool: "true or false"}.get(kind, "text")
+    if setting.is_list:
+        return "at least one text" if limits.min_length else "a text or several"
+    plain = {int: "a whole number", float: "a number", bool: "true or false"}.get(kind, "text")
     if limits.ge is not None and limits.le is not None:
-        return f"{words} from {limits.ge:g} to {limits.le:g}"
+        return f"{plain} from {limits.ge:g} to {limits.le:g}"
     if limits.ge is not None:
-        return f"{words}, at least {limits.ge:g}"
-    return words if limits.gt is None else f"{words} greater than {limits.gt:g}"
+        return f"{plain}, at least {limits.ge:g}"
+    return plain if limits.gt is None else f"{plain} greater than {limits.gt:g}"

@@ -6,8 +6,10 @@ Knows no endpoint. No other file names the status of a failure.
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal, TypedDict
 
 import msgspec
 from starlette.responses import Response
@@ -25,9 +27,37 @@ class Answer:
     again: bool | None = None
 
 
+class Error(TypedDict):
+    """What went wrong. `param`: the field at fault; `code`: what kind of failure it is."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str
+
+
+class ErrorBody(TypedDict):
+    """OpenAI's shape."""
+
+    error: Error
+
+
+class AnthropicError(TypedDict):
+    type: str
+    message: str
+
+
+class AnthropicErrorBody(TypedDict):
+    """Anthropic's shape; also the last event of its streams when they fail."""
+
+    type: Literal["error"]
+    error: AnthropicError
+
+
 _INVALID = Answer(400, "invalid_request_error")
 _TOO_LARGE = Answer(413, "invalid_request_error")
 _NOT_FOUND = Answer(404, "not_found_error")
+_FORBIDDEN = Answer(403, "permission_error")
 _CONFLICT = Answer(409, "conflict_error", again=False)
 
 STATUS: dict[Kind, Answer] = {
@@ -51,10 +81,14 @@ STATUS: dict[Kind, Answer] = {
     Kind.UNKNOWN_ADAPTER: _NOT_FOUND,
     Kind.UNKNOWN_RESPONSE: _NOT_FOUND,
     Kind.METHOD_NOT_ALLOWED: Answer(405, "invalid_request_error"),
+    Kind.INVALID_API_KEY: Answer(401, "authentication_error"),
+    Kind.FORBIDDEN_HOST: _FORBIDDEN,
+    Kind.FORBIDDEN_ORIGIN: _FORBIDDEN,
     Kind.SESSION_FINISHING: _CONFLICT,
     Kind.SESSION_FAILED: _CONFLICT,
     Kind.SEQUENCE_GAP: _CONFLICT,
     Kind.TOO_MANY_SESSIONS: Answer(429, "rate_limit_error", wait_s=10),
+    Kind.TOO_MANY_REQUESTS: Answer(429, "rate_limit_error", wait_s=1),
     Kind.QUEUE_FULL: Answer(429, "rate_limit_error", wait_s=2),
     Kind.MODEL_NOT_CONFIGURED: Answer(503, "service_unavailable_error", wait_s=60, again=False),
     Kind.WORKER_CRASHED: Answer(503, "service_unavailable_error", wait_s=1),
@@ -82,7 +116,7 @@ CLIENT_GONE = STATUS[Kind.REQUEST_CANCELLED].status
 """The status that only the log sees."""
 
 
-def body(error: Failure) -> dict[str, object]:
+def body(error: Failure) -> Error:
     """The value of the key `error`, with all four keys, as OpenAI's SDK reads it."""
     return {
         "message": error.message,
@@ -92,7 +126,7 @@ def body(error: Failure) -> dict[str, object]:
     }
 
 
-def body_for_anthropic(error: Failure) -> dict[str, object]:
+def body_for_anthropic(error: Failure) -> AnthropicErrorBody:
     """The whole body of a failure, as Anthropic's SDK reads it; also the last event of a stream that fails."""
     kind = _ANTHROPIC.get(STATUS[error.kind].status, "api_error")
     return {"type": "error", "error": {"type": kind, "message": error.message}}
@@ -105,15 +139,18 @@ def speaks_anthropic(path: str) -> bool:
 
 
 def headers(error: Failure) -> dict[str, str]:
-    """The retry hints; empty where the status alone says it."""
+    """The retry hints, and how to say who asks; empty where the status alone says it."""
     answer = STATUS[error.kind]
     again = answer.again if error.retry is None else error.retry
     hints: dict[str, str] = {}
     if answer.wait_s is not None:
         hints["retry-after"] = str(math.ceil(answer.wait_s))
-        hints["retry-after-ms"] = str(round(answer.wait_s * 1000))
+        # A crowd that was refused at once does not come back at once.
+        hints["retry-after-ms"] = str(round(answer.wait_s * 1000 * random.uniform(0.5, 1.0)))
     if again is False:
         hints["x-should-retry"] = "false"
+    if error.kind is Kind.INVALID_API_KEY:
+        hints["www-authenticate"] = "Bearer"
     return hints
 
 
@@ -125,7 +162,7 @@ def response(
     `more` stands beside `error` in the body; `allow` is a 405's header.
     """
     extra = {"allow": allow} if allow is not None else {}
-    told = body_for_anthropic(error) if speaks_anthropic(path) else {"error": body(error)}
+    told: Mapping[str, object] = body_for_anthropic(error) if speaks_anthropic(path) else {"error": body(error)}
     return Response(
         msgspec.json.encode({**told, **(more or {})}),
         STATUS[error.kind].status,

@@ -12,7 +12,8 @@ from starlette.routing import compile_path
 
 LIST = "; GET /v1 lists what there is"
 
-_ENGINE = re.compile(r"/v1/engines/.+/(completions|embeddings)")
+_TASK = re.compile(r"/v1/engines/.+/(completions|embeddings)")
+_ENGINE = re.compile(r"/v1/engines/(.+)")
 """As OpenAI's API was before its models had names of their own."""
 
 
@@ -21,7 +22,7 @@ def hint(path: str, routes: Iterable[str]) -> str:
     patterns = [compile_path(route)[0] for route in routes]
     for meant in _variants(path):
         if meant != path and any(pattern.match(meant) for pattern in patterns):
-            return f"; {meant[:100]} is probably meant{_because(path)}{LIST}"
+            return f"; {meant[:100]} is probably meant{_because(path, meant)}{LIST}"
     return LIST
 
 
@@ -33,15 +34,17 @@ def _variants(path: str) -> Iterator[str]:
     for versioned in (whole, f"/v1{whole}"):
         if versioned == "/v1/engines":
             yield "/v1/models"
+        elif task := _TASK.fullmatch(versioned):
+            yield f"/v1/{task[1]}"
         elif engine := _ENGINE.fullmatch(versioned):
-            yield f"/v1/{engine[1]}"
+            yield f"/v1/models/{engine[1]}"
         else:
             yield versioned
 
 
-def _because(path: str) -> str:
+def _because(path: str, meant: str) -> str:
     if path.startswith("/v1/v1"):
         return ": the base URL of this client goes without /v1"
-    if not path.startswith("/v1"):
+    if meant.startswith("/v1") and not path.startswith("/v1"):
         return ": base URLs of OpenAI's clients end in /v1"
     return ""

@@ -12,6 +12,8 @@ from protocol.errors import InvalidValue
 from service import forms
 from service.transcripts import Transcript
 
+IGNORED = "x-starling-ignored"
+
 
 def only(given: Headers, name: str) -> str:
     """The value of a header that a request has once at most; "" where it is not there. Raises InvalidValue."""
@@ -23,7 +25,7 @@ def only(given: Headers, name: str) -> str:
 
 def known(model: str, ignored: Iterable[str] = ()) -> dict[str, str]:
     """Those that are there before any work is done: the model, and the names of fields that nobody knows."""
-    headers = {"x-starling-model": quote(model, safe="/: "), "x-starling-ignored": forms.ignored_header(ignored)}
+    headers = {"x-starling-model": quote(model, safe="/: "), IGNORED: forms.ignored_header(ignored)}
     return {name: value for name, value in headers.items() if value is not None}
 
 

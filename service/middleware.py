@@ -16,8 +16,10 @@ from typing import Any
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from protocol.errors import InternalError, NotFound
-from service import errors
+from protocol.errors import InternalError
+from protocol.lines import naming
+from service import errors, logs
+from service.metrics import Metrics
 
 log = logging.getLogger("starling.http")
 
@@ -31,18 +33,19 @@ _ID = re.compile(r"[\x20-\x7e]{1,128}")
 class Exchange:
     """Wraps an app: x-request-id on every answer, 500 for the unforeseen, one log line, refused bodies drained."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self.app = app
+        self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "websocket":
-            await _refuse_websocket(scope, receive, send)
-            return
-        if scope["type"] != "http":
+        if scope["type"] not in ("http", "websocket"):
             await self.app(scope, receive, send)
             return
         request_id = request_id_of(Headers(scope=scope))
-        exchange = _Exchange(scope, receive, send, request_id)
+        with naming(request_id):
+            await self._exchange(scope, _Exchange(scope, receive, send, request_id), request_id)
+
+    async def _exchange(self, scope: Scope, exchange: _Exchange, request_id: str) -> None:
         began = time.perf_counter()
         try:
             await self.app(scope, exchange.receive, exchange.send)
@@ -50,19 +53,12 @@ class Exchange:
             log.exception("%s failed", request_id)
             await exchange.fail()
         finally:
-            _note(scope, exchange.status, time.perf_counter() - began, request_id)
-
-
-async def _refuse_websocket(scope: Scope, receive: Receive, send: Send) -> None:
-    """There is none on any path: an answer like any other one's, where the server can give it (ASGI's extension)."""
-    request_id = request_id_of(Headers(scope=scope))
-    refusal = errors.response(NotFound(f"there is no WebSocket at {scope['path'][:100]}; GET /v1 lists what there is"))
-    refusal.headers["x-request-id"] = request_id
-    if "websocket.http.response" in (scope.get("extensions") or {}):
-        await refusal(scope, receive, send)
-    else:
-        await send({"type": "websocket.close"})
-    _note({**scope, "method": "WebSocket"}, refusal.status_code, 0.0, request_id)
+            seconds = time.perf_counter() - began
+            _note(scope, exchange.status, seconds, request_id)
+            route, status = getattr(scope.get("route"), "path", None), exchange.status
+            first_byte = None if exchange.answered is None else exchange.answered - began
+            told = "cut" if status is None else str(status)
+            self._metrics.answered(scope.get("method", "WebSocket"), route, told, seconds, first_byte)
 
 
 def request_id_of(headers: Headers) -> str:
@@ -73,7 +69,10 @@ def request_id_of(headers: Headers) -> str:
 
 def _note(scope: Scope, status: int | None, seconds: float, request_id: str) -> None:
     said = "cut off" if status is None else status
-    log.info("%s %.200r %s %.0f ms %s", scope["method"], scope["path"], said, seconds * 1000, request_id)
+    method = scope.get("method", "WebSocket")
+    facts = {"method": method[:20], "path": scope["path"][:200], "status": status}
+    extra = logs.about((request_id,), **facts, milliseconds=round(seconds * 1000, 1))
+    log.info("%s %.200r %s %.0f ms %s", method, scope["path"], said, seconds * 1000, request_id, extra=extra)
 
 
 class _Exchange:
@@ -84,8 +83,10 @@ class _Exchange:
         self._receive = receive
         self._send = send
         self._request_id = request_id
-        self._unread = True
+        self._unread = scope["type"] == "http"
         self.status: int | None = None
+        self.answered: float | None = None
+        """perf_counter when the answer began."""
 
     async def receive(self) -> Message:
         message = await self._receive()
@@ -94,8 +95,9 @@ class _Exchange:
         return message
 
     async def send(self, message: MutableMapping[str, Any]) -> None:
-        if message["type"] == "http.response.start":
+        if message["type"].endswith("http.response.start"):  # A WebSocket that is refused has such an answer too.
             self.status = message["status"]
+            self.answered = time.perf_counter()
             message.setdefault("headers", [])
             headers = MutableHeaders(raw=message["headers"])
             headers["x-request-id"] = self._request_id

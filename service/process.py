@@ -16,13 +16,20 @@ from pathlib import Path
 import msgspec
 
 import protocol
+from protocol import lines
 from protocol.events import FromWorker
 from protocol.settings import Settings
 from protocol.wire import Codec, frame
+from service import logs
+from service.config import PREFIX
 
 MAX_LOG_LINE = 4096
 """Bytes. A longer line of a worker's becomes several in the log."""
 
+API_KEY = f"{PREFIX}API_KEY"
+
+ASKED = frozenset({signal.SIGHUP, signal.SIGINT, signal.SIGTERM})
+"""Nothing that a worker does sends it one of these."""
 _LOG_CHUNK = 64 << 10
 
 
@@ -33,6 +40,8 @@ class Process:
         self._child = child
         self._reader, self._writer = link
         self._codec = Codec[FromWorker](FromWorker)
+        self._killed = self._halted = False
+        self._starved = _starved()
 
     @property
     def pid(self) -> int:
@@ -42,6 +51,19 @@ class Process:
     def status(self) -> int | None:
         """Its exit status as subprocess words it: -9 for SIGKILL. None while it runs."""
         return self._child.returncode
+
+    @property
+    def ended_from_outside(self) -> bool:
+        """Somebody stopped it, or ended it, and no job of its did. False where that cannot be told: a system that is
+        short of memory kills like a person, and only Linux counts how often it did."""
+        status = self.status
+        if self._halted:
+            return True
+        if self._killed or status is None:
+            return False
+        if status == -signal.SIGKILL:
+            return self._starved is not None and self._starved == _starved()
+        return -status in ASKED
 
     def send(self, job: int, message: msgspec.Struct) -> None:
         """Queue one frame. It does not wait: a process holds few jobs, and its reader thread always reads.
@@ -62,6 +84,10 @@ class Process:
         Not by `Process.kill`: that one polls first, and would take a dead child's status from the watcher.
         """
         if self._child.returncode is None:
+            state = _state(self._child.pid)
+            self._halted = self._halted or state in ("T", "t")
+            # One that is dead already, and not reaped yet, is none that we kill.
+            self._killed = self._killed or state not in ("Z", "X")
             # PermissionError: macOS says that of a group whose only member is dead.
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._child.pid, signal.SIGKILL)
@@ -107,7 +133,9 @@ async def spawned(
                     stdout=printed_end.fileno(),
                     stderr=printed_end.fileno(),
                     pass_fds=(link_end.fileno(),),
-                    start_new_session=True,
+                    # A group, so that what it starts ends with it, and Ctrl-C is not its own. No session: Linux shares
+                    # out time among sessions first, where a worker of many threads makes the front end wait.
+                    process_group=0,
                     env=environment(os.environ),
                 )
             except BaseException:
@@ -141,9 +169,10 @@ async def _bury(process: Process, following: asyncio.Task[None], log: asyncio.St
 
 
 def environment(inherited: Mapping[str, str]) -> dict[str, str]:
-    """`inherited`, so that the process finds these very packages, wherever it is started."""
+    """`inherited`, so that the process finds these very packages, wherever it is started; without the keys."""
+    kept = {name: value for name, value in inherited.items() if name != API_KEY}
     root = str(Path(protocol.__file__).parents[1])
-    return {**inherited, "PYTHONPATH": os.pathsep.join(filter(None, (root, inherited.get("PYTHONPATH"))))}
+    return {**kept, "PYTHONPATH": os.pathsep.join(filter(None, (root, inherited.get("PYTHONPATH"))))}
 
 
 def rss_bytes(pid: int) -> int:
@@ -151,10 +180,35 @@ def rss_bytes(pid: int) -> int:
     try:
         if sys.platform == "linux":
             return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-        listed = subprocess.run(["ps", "-o", "rss=", "-p", str(pid)], capture_output=True, text=True, check=True)
-        return int(listed.stdout) << 10
+        return int(_ps(pid, "rss")) << 10
     except (OSError, IndexError, ValueError, subprocess.CalledProcessError):
         return 0
+
+
+def _state(pid: int) -> str:
+    """A letter, as `ps` has it: T or t for a process that was stopped, which no job does to its own, Z or X for a dead
+    one. Empty where nothing is known."""
+    try:
+        if sys.platform == "linux":
+            return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0].decode()
+        return _ps(pid, "state")[:1]
+    except (OSError, IndexError, subprocess.CalledProcessError):
+        return ""
+
+
+def _ps(pid: int, column: str) -> str:
+    """What `ps` lists of a process. Raises CalledProcessError when it is gone."""
+    command = ("ps", "-o", f"{column}=", "-p", str(pid))
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def _starved() -> int | None:
+    """How many processes the system has killed because it was short of memory; None where it does not say."""
+    try:
+        counted = dict(line.split() for line in Path("/proc/vmstat").read_text().splitlines())
+        return int(counted["oom_kill"])
+    except (OSError, ValueError, KeyError):
+        return None
 
 
 async def _socket() -> tuple[Stream, socket.socket]:
@@ -184,5 +238,8 @@ async def _follow(printed: asyncio.StreamReader, log: logging.Logger) -> None:
 
 def _log(line: bytes, log: logging.Logger) -> None:
     for start in range(0, len(line), MAX_LOG_LINE):
-        if text := line[start : start + MAX_LOG_LINE].decode(errors="replace").rstrip():
-            log.info("%s", text)
+        text = line[start : start + MAX_LOG_LINE].decode(errors="replace").rstrip()
+        if said := lines.parse(text):
+            log.log(said.level, "%s: %s", said.logger, said.message, extra=logs.about(said.requests))
+        elif text:
+            log.info("%s", text, extra=logs.about(()))

@@ -16,27 +16,48 @@ from typing import Any, TypeVar, assert_never
 
 import msgspec
 from starlette.requests import Request
+from starlette.types import Message
 
-from protocol.errors import Failure, InternalError, RequestCancelled
+from protocol.errors import Failure, InternalError
 from protocol.events import (
     ChoiceEnded,
     Counted,
     Decoded,
     Delta,
     Doubt,
+    Embedded,
     Event,
     Failed,
     Followed,
     Generated,
     Guessed,
+    Mounted,
     Progress,
     Segment,
     Speech,
     Started,
     Transcribed,
+    Vectors,
 )
-from protocol.jobs import Chat, Complete, CountTokens, Decode, DetectSpeech, Follow, Guess, Heard, Job, Pcm, Transcribe
+from protocol.jobs import (
+    Chat,
+    Complete,
+    CountTokens,
+    Decode,
+    DetectSpeech,
+    Embed,
+    Follow,
+    Guess,
+    Heard,
+    Job,
+    ListAdapters,
+    MountAdapter,
+    Pcm,
+    Transcribe,
+    UnmountAdapter,
+)
 from protocol.settings import SAMPLE_RATE
+from service.closing import departure
 from service.worker import Worker
 
 T = TypeVar("T", bound=Event)
@@ -81,6 +102,11 @@ async def counted(llm: Worker, job: CountTokens) -> Counted:
     return await _last(llm, job, Counted)
 
 
+async def mounted(llm: Worker, job: MountAdapter | UnmountAdapter | ListAdapters) -> Mounted:
+    """As `decoded`."""
+    return await _last(llm, job, Mounted)
+
+
 Hear = Callable[[DetectSpeech], Awaitable[Speech]]
 
 
@@ -117,6 +143,9 @@ async def transcribing(
                     | ChoiceEnded()
                     | Generated()
                     | Counted()
+                    | Mounted()
+                    | Vectors()
+                    | Embedded()
                     | Failed()
                 ):
                     raise _out_of_place(event)
@@ -189,11 +218,31 @@ async def _generating(llm: Worker, job: Chat | Complete, base: int) -> AsyncGene
                     | Doubt()
                     | Transcribed()
                     | Counted()
+                    | Mounted()
+                    | Vectors()
+                    | Embedded()
                     | Failed()
                 ):
                     raise _out_of_place(event)
                 case _:
                     assert_never(event)
+    raise _cut_short()
+
+
+async def embedded(worker: Worker, job: Embed) -> tuple[list[bytes], Embedded]:
+    """The vectors of its inputs in their order (float32, little-endian), and the job's end. Raises the worker's
+    refusals."""
+    vectors = [b""] * len(job.inputs)
+    async with aclosing(worker.run(job)) as events:
+        async for event in events:
+            if isinstance(event, Vectors):
+                size = len(event.data) // len(event.places)
+                for number, place in enumerate(event.places):
+                    vectors[place] = event.data[number * size : (number + 1) * size]
+            elif isinstance(event, Embedded):
+                return vectors, event
+            elif not isinstance(event, Progress):
+                raise _out_of_place(event)
     raise _cut_short()
 
 
@@ -234,14 +283,15 @@ def _cut_short() -> InternalError:
 async def unless_gone(request: Request, work: Coroutine[Any, Any, R]) -> R:
     """The work's result. The server does not cancel a handler whose client leaves: here it loses a race instead.
 
-    The request's body must have been read. Raises RequestCancelled when the client left first.
+    The request's body must have been read. Raises RequestCancelled when the client left first, ShuttingDown when the
+    service ended first.
     """
     working = asyncio.create_task(work)
     watching = asyncio.create_task(_gone(request))
     try:
         await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
-            raise RequestCancelled("the client left before its answer was there")
+            raise departure(watching.result(), "before its answer was there")
         return working.result()
     finally:
         for task in (working, watching):
@@ -249,6 +299,8 @@ async def unless_gone(request: Request, work: Coroutine[Any, Any, R]) -> R:
         await asyncio.gather(working, watching, return_exceptions=True)
 
 
-async def _gone(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
+async def _gone(request: Request) -> Message:
+    """The message that says so."""
+    while (message := await request.receive())["type"] != "http.disconnect":
         pass
+    return message

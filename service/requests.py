@@ -31,6 +31,21 @@ PROMPT_TAIL = 32 << 10
 
 ALIASES = {"keywords": "vocabulary", "hotwords": "vocabulary"}
 
+ABOUT = {
+    "language": "A code, an English name or a locale; empty or `auto`: detect.",
+    "languages": "Detection chooses among these; not with `language`.",
+    "prompt": "What was said before, or words as they are spelt: its last tokens count.",
+    "best_of": "Candidates, at temperatures over 0.",
+    "patience": "Of beams: how many are looked at until the search ends.",
+    "length_penalty": "Of beams and candidates. Off: likelihood for each token.",
+    "condition_on_previous_text": "Each window is prompted with the text of the one before.",
+    "no_speech_threshold": "A window that is likelier than this to be without speech, and failed, is silence.",
+    "logprob_threshold": "A window whose tokens are less likely on average has failed.",
+    "compression_ratio_threshold": "A window whose text compresses better has failed: it repeats itself.",
+    "without_timestamps": "Decode text alone, without times.",
+}
+"""What Decoding's fields mean to a client."""
+
 OURS = ("before", "words", "logprobs", "silence_rule", "seed")
 """Members of Decoding that follow from other fields or are the service's own; in a request they are unknown names."""
 
@@ -62,17 +77,27 @@ class TranscriptRequest(Decoding, frozen=True, kw_only=True):
     """Where else than in a format's body there is room for words and log-probabilities, for messages."""
 
     model: str = ""
+    """An id or an alias. Empty, unknown or one of OpenAI's names for speech models: the default."""
     response_format: ResponseFormat = "json"
     timestamp_granularities: tuple[Literal["segment", "word"], ...] = ()
+    """`word` needs a format or a stream that has room for words."""
     stream: bool = False
+    """Answer with server-sent events: each segment as soon as it is final."""
     vocabulary: Annotated[tuple[str, ...], Meta(max_length=8192)] = ()
     vad: bool = False
+    """Only speech reaches Whisper; where there is none, the text is empty."""
     vad_threshold: Annotated[float, Meta(gt=0, lt=1)] = 0.5
+    """The probability over which 32 ms count as speech."""
     vad_min_speech_ms: Annotated[int, Meta(ge=0, le=10_000)] = 250
+    """A shorter burst is no speech."""
     vad_trim: bool = False
+    """Leave out silence at the start and at the end only."""
     chunking_strategy: Literal["auto"] | ServerVad | None = None
+    """Cut at silences and decode the pieces together: fastest for long files, each piece without what was before."""
     include: tuple[Literal["logprobs"], ...] = ()
+    """Log-probabilities of the text's tokens."""
     faithful: bool = False
+    """mlx-whisper's own transcribe, in a process of its own."""
     known_speaker_names: tuple[str, ...] = ()
     known_speaker_references: tuple[str, ...] = ()
 

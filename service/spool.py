@@ -10,7 +10,8 @@ import logging
 import os
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from io import FileIO
 from pathlib import Path
@@ -39,8 +40,9 @@ class SpoolFile:
     1 MiB may be written from the event loop.
     """
 
-    def __init__(self, path: Path, file: FileIO, limit: int | None) -> None:
+    def __init__(self, path: Path, file: FileIO, limit: int | None, count: Callable[[int], None]) -> None:
         self.path = path
+        self._count = count
         self.size = 0
         """Bytes written so far."""
         self._file = file
@@ -57,15 +59,23 @@ class SpoolFile:
                 written = self._file.write(rest)
             rest = rest[written:]
         self.size = size
+        self._count(len(chunk))
 
 
 class Spool:
-    """This service's folder. A context manager: entering makes it, leaving removes it with all it holds."""
+    """This service's folder. A context manager: entering makes it, leaving removes it with all it holds.
+
+    A file is removed soon after its context, by a thread: a file system that is writing lets that wait for 100 ms and
+    more, and the event loop would wait with it.
+    """
 
     def __init__(self, data_dir: str | Path) -> None:
         self._home = Path(data_dir) / "spool"
         self._instance = self._home / secrets.token_hex(8)
         self._open = ExitStack()
+        self._removing = ThreadPoolExecutor(1, thread_name_prefix="spool")
+        self.received = 0
+        """Bytes of all uploads so far."""
 
     @property
     def path(self) -> Path:
@@ -81,6 +91,7 @@ class Spool:
                 self._instance.mkdir(mode=0o700)
                 undo.enter_context(locked(self._instance / LOCK))
                 undo.callback(shutil.rmtree, self._instance, ignore_errors=True)
+                undo.callback(self._removing.shutdown)
             self._open = undo.pop_all()
         return self
 
@@ -91,7 +102,7 @@ class Spool:
 
     @contextmanager
     def upload(self, limit: int | None = None) -> Iterator[SpoolFile]:
-        """An empty file for at most `limit` bytes of a client's, removed when the context ends.
+        """An empty file for at most `limit` bytes of a client's, removed once the context has ended.
 
         Raises DiskFull when it cannot be made.
         """
@@ -100,13 +111,13 @@ class Spool:
             with disk_full():
                 file = private(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
             with file:
-                yield SpoolFile(path, file, limit)
+                yield SpoolFile(path, file, limit, self._received)
         finally:
-            path.unlink(missing_ok=True)
+            self._remove(path)
 
     @contextmanager
     def pcm(self) -> Iterator[Path]:
-        """The path of an empty file for a media worker to fill with s16le, removed when the context ends.
+        """The path of an empty file for a media worker to fill with s16le, removed once the context has ended.
 
         It is there from the start, so that a worker that opens it without creating it cannot bring it back
         after its removal. Raises DiskFull when it cannot be made.
@@ -117,10 +128,17 @@ class Spool:
                 private(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL).close()
             yield path
         finally:
-            path.unlink(missing_ok=True)
+            self._remove(path)
+
+    def _received(self, size: int) -> None:
+        self.received += size
+
+    def _remove(self, path: Path) -> None:
+        self._removing.submit(_unlink, path)
 
     def usage(self) -> Usage:
-        """Walks the folder: one stat for each request under way."""
+        """Walks the folder: one stat for each request under way. Waits for what is being removed."""
+        self._removing.submit(int).result()
         sizes = []
         with os.scandir(self._instance) as entries:
             for entry in entries:
@@ -130,6 +148,13 @@ class Spool:
                     except FileNotFoundError:
                         continue
         return Usage(files=len(sizes), bytes=sum(sizes))
+
+
+def _unlink(path: Path) -> None:
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        log.warning("a file of the spool cannot be removed: %s: %s", path.name, error)
 
 
 def _sweep(home: Path) -> None:

@@ -4,8 +4,14 @@
     starting ── third end in a row before Ready, or a refusal ──> broken, until someone starts the pool again
     ready ── it ends with CANCELLED_EXIT after a Cancel of ours ──> starting, at once
     ready ── no job for `idle_end` seconds, where that is set ──> idle, without a process ── a job ──> starting
+    ready ── `sleep` ──> idle
 
-A process is killed when it is silent for too long with a job in hand, or while it loads, and when it sends noise.
+With `on_demand` it begins idle, and is so after a crash.
+
+A process is killed when it is silent for too long with a job in hand, or while it loads, and when it sends noise. The
+jobs of one that died are suspects: they go back to the queue, and each is then alone on trial until it has said
+something new. Whoever was on trial in a process that dies, or alone in it, gets a strike; too many make it the poison.
+A process that was ended from outside gives half a strike, and is no failed start.
 """
 
 from __future__ import annotations
@@ -13,14 +19,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Literal, assert_never
 
 from protocol.errors import Failure, InternalError, Kind, ShuttingDown, WorkerCrashed
-from protocol.events import TERMINAL, Failed, FromWorker, Loading, Ready
+from protocol.events import TERMINAL, Event, Failed, FromWorker, Loading, Ready
 from protocol.jobs import Cancel, Heard
 from protocol.settings import Settings
 from protocol.wire import CANCELLED_EXIT, FrameError
+from service.endings import Cancelled, Crashed, Idle, Refused, broken, poison, worded
+from service.patience import Patience
 from service.process import Process, spawned
 from service.ticket import Ticket, failure_of
 from service.timing import Timing
@@ -28,36 +35,25 @@ from service.timing import Timing
 RESERVED = 8
 """The part of a process's room that is kept for urgent jobs: one in so many, none of a small one."""
 
+Learn = Callable[[Settings, Event], Settings]
+"""What the next process is to be told, after what this one, which was told the settings, has said."""
+
 State = Literal["idle", "starting", "ready", "waiting", "broken", "stopped"]
 
 
-@dataclass(frozen=True)
-class _Refused:
-    failure: Failure
-
-
-@dataclass(frozen=True)
-class _Crashed:
-    why: str
-    healthy_s: float | None
-    """How long it was ready; None when it never was."""
-
-
-@dataclass(frozen=True)
-class _Cancelled:
-    """It ended itself, because that is how its engine cancels."""
-
-
-@dataclass(frozen=True)
-class _Idle:
-    """Nobody needed it any more."""
-
-
 class Place:
-    """Keeps one worker process alive and hands it jobs. `changed` is called when it may take one, or never will."""
+    """Keeps one worker process alive and hands it jobs. `changed` is called when it may take one, or never will;
+    `bereaved` with the jobs of a process that died, for another."""
 
     def __init__(
-        self, name: str, settings: Settings, command: Sequence[str], timing: Timing, changed: Callable[[], None]
+        self,
+        name: str,
+        settings: Settings,
+        command: Sequence[str],
+        timing: Timing,
+        changed: Callable[[], None],
+        learn: Learn,
+        bereaved: Callable[[Sequence[Ticket]], None],
     ) -> None:
         self.name = name
         self.state: State = "starting"
@@ -71,15 +67,24 @@ class Place:
         self._command = command
         self._timing = timing
         self._changed = changed
+        self._learn = learn
+        self._bereaved = bereaved
         self._log = logging.getLogger(f"starling.{name}")
         self._process: Process | None = None
         self._held: dict[int, Ticket] = {}
         self._cancelled: set[int] = set()
-        self._patience = asyncio.timeout(None)
+        self._patience = Patience()
         """Runs out when a process that has jobs is silent; only entered while one is ready."""
-        self._quiet_since = 0.0
+        self._served = False
+        """It has done a job to its end."""
         self._wanted = asyncio.Event()
         """Set when a job waits for an idle place."""
+        self._woken = False
+        """Whether the process that starts does so because of that."""
+        self._retiring = False
+        """Whether the process was told to go: it takes no more jobs."""
+        self._gone = asyncio.Event()
+        """Set while it is idle, and once it does not live any more."""
         self._emptied = asyncio.Event()
         self._emptied.set()
 
@@ -93,21 +98,45 @@ class Place:
 
     def room(self, ticket: Ticket) -> int:
         """How many more jobs like this one the process takes now. Some of its room is for urgent ones alone."""
-        if self.state != "ready" or self.ready is None or self._patience.expired():
+        if self.state != "ready" or self.ready is None or self._retiring or self._patience.ran_out:
+            return 0
+        if any(each.suspect for each in self._held.values()):
             return 0
         reserved = 0 if ticket.urgent else self.ready.capacity // RESERVED
         return self.ready.capacity - reserved - len(self._held)
+
+    @property
+    def able(self) -> bool:
+        """Whether it serves: its process is ready, or asleep, or about to be ready again after sleep."""
+        return self.state in ("ready", "idle") or (self.state == "starting" and self._woken)
 
     def wake(self) -> None:
         """There is a job for it: an idle place starts a process."""
         self._wanted.set()
 
+    def touch(self) -> None:
+        """Its idle time begins anew."""
+        if self.state == "ready" and not self._held:
+            self._patience.begin()
+            self._set_patience()
+
+    def sleep(self) -> None:
+        """End the process, which must hold no job, so that its memory is free. Those that come start another."""
+        assert not self._held
+        if self.state == "ready":
+            self._retiring = True
+            self._set_patience()
+
+    async def gone(self) -> None:
+        """Until there is no process, and none to come by itself."""
+        await self._gone.wait()
+
     def give(self, ticket: Ticket) -> None:
         """Hand over a job. Raises FrameError when it is too large for the pipe. There must be room."""
         assert self._process is not None
-        self._process.send(ticket.number, ticket.job)
+        self._process.send(ticket.number, ticket.told.begin())
         if not self._held:
-            self._quiet_since = asyncio.get_running_loop().time()
+            self._patience.begin()
         self._held[ticket.number] = ticket
         self._emptied.clear()
         self._set_patience()
@@ -123,7 +152,7 @@ class Place:
         """Pass on what the process asked to know about a job. Does nothing when it does not hold that job."""
         if ticket.number in self._held and self._process is not None:
             ticket.doubts -= 1
-            self._quiet_since = asyncio.get_running_loop().time()
+            self._patience.begin()
             self._process.send(ticket.number, heard)
             self._set_patience()
 
@@ -148,47 +177,57 @@ class Place:
             self._log.exception("the supervision of a worker failed")
             self._break(InternalError("the server cannot run this worker any more", retry=False))
         finally:
+            self._gone.set()
             self.drop(ShuttingDown("the server is shutting down"))
 
     async def _live(self) -> None:
         failed_starts = streak = 0
         timing = self._timing
+        asleep = timing.on_demand
         while True:
-            await self._until_wanted()
-            match await self._one_life():
-                case _Idle():
-                    self._log.info("ended: nobody has needed it for %.3g s", timing.idle_end)
+            if asleep:
+                await self._until_wanted()
+            end = await self._one_life()
+            asleep, self._woken = timing.on_demand or self._retiring or isinstance(end, Idle), False
+            match end:
+                case Idle(quiet_s):
+                    why = "it was told to" if quiet_s is None else f"nobody has needed it for {quiet_s:.3g} s"
+                    self._log.info("ended: %s", why)
                     self.spawns -= 1  # The next process is no restart.
-                case _Cancelled():
+                case Cancelled():
                     self._log.info("ended itself to cancel its job")
-                case _Refused(failure):
+                case Refused(failure):
                     self._log.error("cannot serve: %s", failure.message)
                     self._break(failure)
                     return
-                case _Crashed(why, healthy_s):
-                    failed_starts = failed_starts + 1 if healthy_s is None else 0
-                    streak = 1 if healthy_s is not None and healthy_s >= timing.healthy_after else streak + 1
+                case Crashed(why, healthy_s, outside):
+                    failed_starts = failed_starts + (not outside) if healthy_s is None else 0
+                    healthy = self._served or (healthy_s is not None and healthy_s >= timing.healthy_after)
+                    streak = 1 if healthy else streak + 1
                     if failed_starts >= timing.failed_starts:
                         self._log.error("%s; it failed to start %d times in a row: giving up", why, failed_starts)
-                        self._break(_broken(self.name, failed_starts, why))
+                        self._break(broken(self.name, failed_starts, why))
                         return
                     delay = min(timing.first_backoff * 2 ** min(streak - 1, 30), timing.longest_backoff)
                     self._log.warning("%s; starting it again in %.3g s", why, delay)
                     self.state = "waiting"
                     await asyncio.sleep(delay)
-                case end:
+                case _:
                     assert_never(end)
 
     async def _until_wanted(self) -> None:
-        """Where processes are on demand: until there is a job."""
-        if self._timing.idle_end is not None:
-            self.state = "idle"
-            self._changed()
-            await self._wanted.wait()
-            self._wanted.clear()
+        """Until there is a job."""
+        self.state = "idle"
+        self._gone.set()
+        self._changed()
+        await self._wanted.wait()
+        self._wanted.clear()
+        self._woken = True
 
-    async def _one_life(self) -> _Refused | _Crashed | _Cancelled | _Idle:
+    async def _one_life(self) -> Refused | Crashed | Cancelled | Idle:
         self.state, self.loading = "starting", None
+        self._served = False
+        self._gone.clear()
         self.spawns += 1
         began: float | None = None
         loop = asyncio.get_running_loop()
@@ -198,11 +237,11 @@ class Place:
                 try:
                     loaded = await self._load(process)
                     if isinstance(loaded, Failure):
-                        return _Refused(loaded)
+                        return Refused(loaded)
                     if isinstance(loaded, Ready):
                         began = loop.time()
                         why = await self._serve(process, loaded)
-                        if isinstance(why, _Idle):
+                        if isinstance(why, Idle):
                             return why
                     else:
                         why = loaded
@@ -212,10 +251,13 @@ class Place:
                     self._lost()
         except OSError as error:
             # Too many files or processes: the machine's state, which passes, and so no failed start.
-            return _Crashed(f"it could not be started: {error}", 0.0)
+            return Crashed(f"it could not be started: {error}", 0.0)
         if cancelling and process.status == CANCELLED_EXIT:
-            return _Cancelled()
-        return _Crashed(f"{why} ({_worded(process.status)})", healthy_s)
+            self._bereave([])
+            return Cancelled()
+        outside = process.ended_from_outside
+        self._bereave(self._blamed(), self._timing.strike_outside if outside else 1.0)
+        return Crashed(f"{why} ({worded(process.status)})", healthy_s, outside)
 
     async def _load(self, process: Process) -> Ready | Failure | str:
         """Until it is ready, refuses to be, or went wrong in the way that the string says."""
@@ -245,13 +287,13 @@ class Place:
             process.kill()
             return f"it sent noise: {error}"
 
-    async def _serve(self, process: Process, ready: Ready) -> str | _Idle:
+    async def _serve(self, process: Process, ready: Ready) -> str | Idle:
         """Until the process ends or has to be ended; the string says why."""
         try:
-            async with asyncio.timeout(None) as self._patience:
+            async with Patience() as self._patience:
                 self._log.info("ready (process %d)", process.pid)
-                self.state, self.ready, self.loading = "ready", ready, None
-                self._quiet_since = asyncio.get_running_loop().time()
+                self.state, self.ready, self.loading, self._retiring = "ready", ready, None, False
+                self._patience.begin()
                 self._set_patience()
                 self._changed()
                 while (frame := await process.read()) is not None:
@@ -259,24 +301,23 @@ class Place:
             return "it ended"
         except TimeoutError:
             if not self._held:
-                return _Idle()
+                return Idle(None if self._retiring else self._timing.idle_end)
             process.kill()
-            silent = asyncio.get_running_loop().time() - self._quiet_since
-            for ticket in self._held.values():
-                ticket.fail(_ended(silent, jobs=len(self._held)))
-            return f"it was silent for {silent:.3g} s with a job in hand"
+            return f"it was silent for {self._patience.silence:.3g} s with a job in hand"
         except FrameError as error:
             process.kill()
             return f"it sent noise: {error}"
 
     def _receive(self, number: int, event: FromWorker) -> None:
-        self._quiet_since = asyncio.get_running_loop().time()
+        self._patience.begin()
         if number == 0 and isinstance(event, Failed):
             self.state = "waiting"  # It is about to end: no more jobs for it.
         elif isinstance(event, Loading | Ready):
             self._log.warning("it said %r while it was ready", event)
         elif ticket := self._held.get(number):
+            self._settings = self._learn(self._settings, event)
             if isinstance(event, TERMINAL):
+                self._served = self._served or not isinstance(event, Failed)
                 del self._held[number]
                 self._cancelled.discard(number)
             if not ticket.put(event):
@@ -289,7 +330,7 @@ class Place:
     def _limit(self) -> float | None:
         """Seconds that the process may be silent now: what its most patient job allows. None: for ever."""
         if not self._held:
-            return self._timing.idle_end
+            return 0.0 if self._retiring else self._timing.idle_end
         limits = [
             min(ticket.limit, self._timing.cancel_stall) if number in self._cancelled else ticket.limit
             for number, ticket in self._held.items()
@@ -298,9 +339,7 @@ class Place:
         return max(limits, default=None)
 
     def _set_patience(self) -> None:
-        if not self._patience.expired():
-            limit = self._limit()
-            self._patience.reschedule(None if limit is None else self._quiet_since + limit)
+        self._patience.allow(self._limit())
 
     def _lost(self) -> None:
         """The process is of no use any more; it may still be on its way out."""
@@ -308,29 +347,29 @@ class Place:
         self.ready = self.loading = None
         if self.state == "ready":
             self.state = "waiting"
-        self.drop(WorkerCrashed("the worker crashed while it worked on this request"))
         self._changed()
+
+    def _blamed(self) -> list[Ticket]:
+        """The job that the process has probably died of, if one stands out."""
+        held = list(self._held.values())
+        suspects = [each for each in held if each.suspect] or (held if len(held) == 1 else [])
+        return [each for each in suspects if not each.told.further]
+
+    def _bereave(self, blamed: Sequence[Ticket], strike: float = 1.0) -> None:
+        """Give back what the process held, and give up the job that has been to blame too often."""
+        held = [each for each in self._held.values() if not each.over]
+        self._held.clear()
+        self._cancelled.clear()
+        self._emptied.set()
+        for ticket in held:
+            ticket.bereave(strike if ticket in blamed else 0.0)
+            if not ticket.told.resumable:
+                ticket.fail(WorkerCrashed("the worker crashed while it worked on this request"))
+            elif ticket.strikes >= self._timing.strikes:
+                self._log.error("%d processes in a row died of one job: it is given up", ticket.deaths)
+                ticket.fail(poison(ticket.deaths))
+        self._bereaved([each for each in held if not each.over])
 
     def _break(self, failure: Failure) -> None:
         self.state, self.failure = "broken", failure
         self._changed()
-
-
-def _broken(name: str, times: int, why: str) -> WorkerCrashed:
-    return WorkerCrashed(
-        f"the {name} worker failed to start {times} times in a row ({why}); the server's log has the details",
-        retry=False,
-    )
-
-
-def _ended(silent: float, *, jobs: int) -> WorkerCrashed:
-    """What the jobs of a process hear that was ended for its silence. A job that was alone would do it again."""
-    return WorkerCrashed(
-        f"the worker said nothing for {silent:.3g} s and was ended", retry=False if jobs == 1 else None
-    )
-
-
-def _worded(status: int | None) -> str:
-    if status is not None and status < 0:
-        return f"signal {-status}"
-    return f"exit status {status}"

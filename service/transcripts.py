@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -15,6 +15,9 @@ from protocol.events import Progress, Segment, Timings, TokenLogprob, Vocabulary
 from protocol.jobs import Span, Task
 from protocol.settings import SAMPLE_RATE
 from service import languages
+
+if TYPE_CHECKING:
+    from service import written
 
 UNHEARD = dict.fromkeys(map(ord, "\ufffd\ufeff"))
 """Not words: half of a character that was split over tokens, and the byte order mark."""
@@ -137,35 +140,41 @@ def _between(start: float, end: float, low: float, high: float) -> tuple[float, 
     return start, min(max(round(end, 3), start), high)
 
 
-def _usage(transcript: Transcript) -> dict[str, object]:
+def _usage(transcript: Transcript) -> written.Duration:
     # Whole seconds, rounded up, as the official API bills them.
     return {"type": "duration", "seconds": math.ceil(transcript.meta.duration)}
 
 
-def _plain(transcript: Transcript) -> dict[str, Any]:
+def _plain(transcript: Transcript) -> written.Json:
     """The members of json; token log-probabilities where they were asked for."""
-    tokens = [token for segment in transcript.segments for token in segment.logprobs or ()]
-    asked = {"logprobs": _logprobs(tokens)} if transcript.logprobs else {}
-    return {"text": transcript.text, **asked, "usage": _usage(transcript), "starling": transcript.meta}
+    members: written.Json = {"text": transcript.text, "usage": _usage(transcript), "starling": transcript.meta}
+    if transcript.logprobs:
+        members["logprobs"] = _logprobs(token for segment in transcript.segments for token in segment.logprobs or ())
+    return members
 
 
-def _verbose(transcript: Transcript) -> dict[str, Any]:
+def _verbose(transcript: Transcript) -> written.VerboseJson:
     """The members of verbose_json."""
-    words = [word for segment in transcript.segments for word in segment.words or ()]
-    return {
+    plain = _plain(transcript)
+    members: written.VerboseJson = {
         "task": transcript.task,
         "language": transcript.language,
         "duration": transcript.meta.duration,
-        "text": transcript.text,
+        "text": plain["text"],
         "segments": [verbose_segment(number, segment) for number, segment in enumerate(transcript.segments)],
-        **({"words": words} if transcript.words else {}),
-        **_plain(transcript),
+        "usage": plain["usage"],
+        "starling": plain["starling"],
     }
+    if "logprobs" in plain:
+        members["logprobs"] = plain["logprobs"]
+    if transcript.words:
+        members["words"] = [word for segment in transcript.segments for word in segment.words or ()]
+    return members
 
 
-def verbose_segment(number: int, segment: Segment) -> dict[str, Any]:
+def verbose_segment(number: int, segment: Segment) -> written.VerboseSegment:
     """A segment as verbose_json has it."""
-    return {
+    members: written.VerboseSegment = {
         "id": number,
         "seek": segment.seek,
         "start": segment.start,
@@ -176,15 +185,13 @@ def verbose_segment(number: int, segment: Segment) -> dict[str, Any]:
         "avg_logprob": segment.avg_logprob,
         "compression_ratio": segment.compression_ratio,
         "no_speech_prob": segment.no_speech_prob,
-        **_words(segment),
     }
+    if segment.words is not None:
+        members["words"] = segment.words
+    return members
 
 
-def _words(segment: Segment) -> dict[str, Any]:
-    return {} if segment.words is None else {"words": segment.words}
-
-
-def _logprobs(tokens: Iterable[TokenLogprob]) -> list[dict[str, Any]]:
+def _logprobs(tokens: Iterable[TokenLogprob]) -> list[written.Logprob]:
     return [{"token": each.token, "logprob": each.logprob, "bytes": list(each.bytes)} for each in tokens]
 
 
@@ -254,7 +261,7 @@ FORMATS: dict[str, Format] = {
 }
 
 
-def progress(event: Progress) -> dict[str, Any]:
+def progress(event: Progress) -> written.Progress:
     """A stream's event about seconds of the recording."""
     return {"type": "transcript.progress", "done": round(event.done, 3), "total": round(event.total, 3)}
 
@@ -268,7 +275,7 @@ class Deltas:
         self._held = ""
         """White space that belongs before the next text, if there is one."""
 
-    def add(self, segment: Segment) -> dict[str, Any] | None:
+    def add(self, segment: Segment) -> written.Delta | None:
         """None for a segment without words."""
         number, self._number = self._number, self._number + 1
         text = self._held + segment.text
@@ -278,14 +285,20 @@ class Deltas:
             return None
         delta = said if self._begun else said.lstrip()
         self._begun = True
-        times = {"id": number, "start": segment.start, "end": segment.end, **_words(segment)}
-        asked = {} if segment.logprobs is None else {"logprobs": _logprobs(segment.logprobs)}
-        return {"type": "transcript.text.delta", "delta": delta, "segment": times, **asked}
+        times: written.Times = {"id": number, "start": segment.start, "end": segment.end}
+        if segment.words is not None:
+            times["words"] = segment.words
+        event: written.Delta = {"type": "transcript.text.delta", "delta": delta, "segment": times}
+        if segment.logprobs is not None:
+            event["logprobs"] = _logprobs(segment.logprobs)
+        return event
 
 
-def done(transcript: Transcript, response_format: str) -> dict[str, Any]:
+def done(transcript: Transcript, response_format: str) -> written.Done | written.VerboseDone:
     """A stream's last event: json's members, or verbose_json's, or json's and the `body` in another format."""
-    members = _verbose(transcript) if response_format == "verbose_json" else _plain(transcript)
-    if response_format not in ("json", "verbose_json"):
-        members["body"] = FORMATS[response_format].write(transcript).decode()
-    return {"type": "transcript.text.done", **members}
+    if response_format == "verbose_json":
+        return {"type": "transcript.text.done", **_verbose(transcript)}
+    event: written.Done = {"type": "transcript.text.done", **_plain(transcript)}  # type: ignore[typeddict-item]
+    if response_format != "json":
+        event["body"] = FORMATS[response_format].write(transcript).decode()
+    return event

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import sys
+import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Protocol
@@ -12,17 +13,23 @@ from typing import Protocol
 import msgspec
 
 from protocol.errors import Failure, PayloadTooLarge, QueueFull, ShuttingDown, WorkerStarting
-from protocol.events import TERMINAL, Doubt, Event, Failed, Loading, Ready
+from protocol.events import TERMINAL, Delta, Doubt, Event, Failed, Loading, Ready, Segment
 from protocol.jobs import Heard, Job
+from protocol.lines import REQUESTS
 from protocol.settings import Settings
 from protocol.wire import FrameError
 from service.process import rss_bytes
-from service.supervision import Place, State
+from service.supervision import Learn, Place, State
 from service.ticket import Ticket, again, failure_of
 from service.timing import TIMING, Timing
+from service.told import told
+from service.watch import UNWATCHED, Watch
 
 COMMAND = (sys.executable, "-P", "-m", "workers")
 """-P: a folder called `workers` where the service happens to be started is none of ours."""
+
+BEST_FIRST: tuple[State, ...] = ("ready", "starting", "waiting", "idle", "broken", "stopped")
+"""States of a place, in the order in which they tell how its pool is."""
 
 
 class ProcessStats(msgspec.Struct, frozen=True):
@@ -46,7 +53,8 @@ class Worker(Protocol):
     def run(self, job: Job) -> AsyncGenerator[Event, Heard | None]:
         """The job's events, the terminal one last; a Failed is raised as its Failure instead.
 
-        A Doubt is answered by `asend(Heard(…))`; who reads on without an answer says that there is speech.
+        A process that dies is no event: another goes on, and each event comes once. A Doubt is answered by
+        `asend(Heard(…))`, perhaps twice; who reads on without an answer says that there is speech.
         Closing the generator early cancels the job. Raises QueueFull, WorkerStarting, WorkerCrashed,
         ModelNotConfigured, ShuttingDown and whatever the worker refuses.
         """
@@ -63,6 +71,31 @@ class Worker(Protocol):
     def failure(self) -> Failure | None:
         """Why it cannot serve now and will not by itself: broken or unconfigured. None otherwise."""
 
+    @property
+    def state(self) -> State:
+        """That of its process which is best off: ready, starting, waiting, idle, broken, stopped."""
+
+    @property
+    def able(self) -> bool:
+        """Whether it serves: a process is ready, or one is there as soon as someone asks for it."""
+
+    @property
+    def busy(self) -> int:
+        """Jobs that wait or run."""
+
+    @property
+    def used_at(self) -> float:
+        """When a job last came or went, or someone was about to send one: on the event loop's clock."""
+
+    async def unload(self) -> str | None:
+        """End the processes, so that their memory is the system's again; the next job starts others.
+
+        None once they have ended; else why they do not: it waits for no job, and none is hurt.
+        """
+
+    def touch(self, *, wake: bool = False) -> None:
+        """Someone is about to need it: it is not idle, and with `wake` a process starts that was ended for idleness."""
+
     def stats(self) -> list[ProcessStats]: ...
 
     async def start(self) -> None:
@@ -75,8 +108,10 @@ class Worker(Protocol):
 class Pool:
     """The Worker that runs processes. Usable within one event loop; `stop` ends what `start` began.
 
-    `stall(job)` is the silence in seconds that a process may keep while it has that job. With `timing.idle_end`
-    processes are on demand: none runs before the first job, nor for long after the last.
+    `stall(job)` is the silence in seconds that a process may keep while it has that job. With `timing.on_demand` none
+    runs before the first job, with `timing.idle_end` none for long after the last. `learn` makes the
+    settings of a process's successor. `exact`: a job that is done again says the same, so that another process can
+    go on with it where it was.
     """
 
     def __init__(
@@ -90,19 +125,25 @@ class Pool:
         stall: Callable[[Job], float],
         command: Sequence[str] = COMMAND,
         timing: Timing = TIMING,
+        learn: Learn = lambda settings, _: settings,
+        watch: Watch = UNWATCHED,
+        exact: bool = True,
     ) -> None:
         self.name = name
+        self._watch = watch
         self._queue_limit = queue_limit
         self._start_wait = start_wait
         self._stall = stall
         self._backlog = timing.backlog
+        self._exact = exact
         names = [name] if processes == 1 else [f"{name}-{number}" for number in range(1, processes + 1)]
-        self._places = [Place(each, settings, command, timing, self._changed) for each in names]
+        self._places = [Place(each, settings, command, timing, self._changed, learn, self._return) for each in names]
         self._waiting: deque[Ticket] = deque()
         self._numbers = itertools.count(1)
         self._ready: Ready | None = None
         self._down_since: float | None = 0.0
         """Since when no process is ready, on the event loop's clock; None while one is."""
+        self._used_at = 0.0
         self._stopping = False
         self._ending = asyncio.Lock()
         self._owner: asyncio.Task[None] | None = None
@@ -110,15 +151,20 @@ class Pool:
 
     async def run(self, job: Job) -> AsyncGenerator[Event, Heard | None]:
         ticket = self._enter(job)
+        came, silent = ticket.came, True
         try:
             while True:
                 event = await ticket.next()
                 if isinstance(event, Failed):
                     raise failure_of(event)
+                first = silent and isinstance(event, Segment | Delta)
+                silent = silent and not first
+                self._watch.told(self.name, job, event, time.monotonic() - came, first=first)
+                lives = ticket.lives
                 heard = yield event
                 if isinstance(event, TERMINAL):
                     return
-                if isinstance(event, Doubt):
+                if isinstance(event, Doubt) and ticket.lives == lives:
                     for place in self._places:
                         place.answer(ticket, heard or Heard(speech=True))
         finally:
@@ -137,6 +183,41 @@ class Pool:
         if all(place.state == "broken" for place in self._places):
             return self._places[0].failure
         return None
+
+    @property
+    def state(self) -> State:
+        return min((place.state for place in self._places), key=BEST_FIRST.index)
+
+    @property
+    def able(self) -> bool:
+        return any(place.able for place in self._places)
+
+    @property
+    def busy(self) -> int:
+        return len(self._waiting) + sum(place.running for place in self._places)
+
+    @property
+    def used_at(self) -> float:
+        return self._used_at
+
+    async def unload(self) -> str | None:
+        if self.busy:
+            return "a request is under way; try again later"
+        if any(place.state in ("starting", "waiting") for place in self._places):
+            return "it is starting; try again later"
+        loaded = [place for place in self._places if place.state == "ready"]
+        for place in loaded:
+            place.sleep()
+        for place in loaded:
+            await place.gone()
+        return None if loaded else "it is not loaded"
+
+    def touch(self, *, wake: bool = False) -> None:
+        self._used_at = asyncio.get_running_loop().time()
+        for place in self._places:
+            place.touch()
+        if wake and self.state == "idle":
+            self._places[0].wake()
 
     def stats(self) -> list[ProcessStats]:
         queued = itertools.chain([len(self._waiting)], itertools.repeat(0))
@@ -203,11 +284,16 @@ class Pool:
             raise ShuttingDown("the server is shutting down")
         if failure := self.failure:
             raise again(failure)
-        ticket = Ticket(next(self._numbers), job, self._stall(job), self._backlog)
+        requests = REQUESTS.get()
+        if requests and not job.request:
+            job = msgspec.structs.replace(job, request=requests[0])
+        ticket = Ticket(next(self._numbers), job, told(job, exact=self._exact), self._stall(job), self._backlog)
+        self._used_at = asyncio.get_running_loop().time()
         self._waiting.append(ticket)
         self._dispatch()
         # Each kind has a queue of its own: neither files nor dictations can keep the others out.
-        if sum(each.urgent == ticket.urgent for each in self._waiting) > self._queue_limit:
+        mine = [each for each in self._waiting if each.urgent == ticket.urgent and not each.lives]
+        if ticket in mine and len(mine) > self._queue_limit:
             self._waiting.remove(ticket)
             raise QueueFull(f"{self._queue_limit} requests are waiting for this model already; try again later")
         self._expect_start(ticket, asyncio.get_running_loop().time())
@@ -216,12 +302,23 @@ class Pool:
     def _forget(self, ticket: Ticket) -> None:
         """The reader is gone: a job that waits never runs, one that runs is cancelled, one that ended is no more."""
         ticket.leave()
+        self._used_at = asyncio.get_running_loop().time()
         if ticket.overdue:
             ticket.overdue.cancel()
         if ticket in self._waiting:
             self._waiting.remove(ticket)
         for place in self._places:
             place.cancel(ticket)
+
+    def _return(self, bereaved: Sequence[Ticket]) -> None:
+        """Their process has died: they wait for another, before all that have not begun."""
+        for ticket in bereaved:
+            if self._stopping:
+                ticket.fail(ShuttingDown("the server is shutting down"))
+            else:
+                self._waiting.append(ticket)
+                self._expect_start(ticket, asyncio.get_running_loop().time())
+        self._changed()
 
     def _changed(self) -> None:
         """A process can take a job, has gone, or is broken."""
@@ -236,7 +333,7 @@ class Pool:
         self._dispatch()
 
     def _dispatch(self) -> None:
-        """Hand waiting jobs, urgent ones and then the oldest first, to the least busy process that has room."""
+        """Hand waiting jobs to the least busy process that has room."""
         while self._waiting:
             ticket = self._next()
             place = min(self._places, key=lambda place: (place.room(ticket) <= 0, place.running))
@@ -245,14 +342,17 @@ class Pool:
                     asleep.wake()
                 return
             self._waiting.remove(ticket)
+            if not ticket.lives:
+                self._watch.given(self.name, ticket.job, time.monotonic() - ticket.came)
             try:
                 place.give(ticket)
             except FrameError as error:
                 ticket.fail(PayloadTooLarge(f"the request is too large for the worker: {error}"))
 
     def _next(self) -> Ticket:
-        """The job whose turn it is: first what someone waits for while speaking, or what a running job waits for."""
-        return next((each for each in self._waiting if each.urgent), self._waiting[0])
+        """The job whose turn it is: first what someone waits for while speaking, or what a running job waits for; of
+        these, and of the others, first what a process has died with."""
+        return min(self._waiting, key=lambda each: (not each.urgent, not each.lives, each.number))
 
     def _expect_start(self, ticket: Ticket, entered: float) -> None:
         """Fail `ticket` with WorkerStarting once it has waited while no process was ready for `start_wait`."""

@@ -12,7 +12,10 @@ from typing import Any
 from urllib.parse import unquote
 
 import msgspec
+from starlette.applications import Starlette
 from starlette.types import ASGIApp, Message
+
+from tests import promised
 
 Part = tuple[str, bytes | str] | tuple[str, bytes, str]
 """Name and value; a third member is the file name and makes it a file."""
@@ -137,6 +140,10 @@ async def opened(
     """A request whose body the test sends itself. The app must have finished by the end of the context."""
     exchange = Exchange()
     path, _, query = target.partition("?")
+    # Names that differ in case alone are one header twice, as tests may want it.
+    given = {"host": "127.0.0.1"} | {
+        "host" if name.lower() == "host" else name: v for name, v in (headers or {}).items()
+    }
     scope = {
         "type": "http",
         "asgi": {"version": "3.0", "spec_version": "2.1"},
@@ -147,7 +154,7 @@ async def opened(
         "raw_path": path.encode(),
         "query_string": query.encode(),
         "root_path": "",
-        "headers": [(name.lower().encode(), value.encode("latin-1")) for name, value in (headers or {}).items()],
+        "headers": [(name.lower().encode(), value.encode("latin-1")) for name, value in given.items()],
         "client": ("127.0.0.1", 1),
         "server": ("127.0.0.1", 80),
         "state": {},
@@ -168,6 +175,9 @@ async def opened(
     try:
         yield exchange
         await exchange.done()
+        if exchange.complete and isinstance(app, Starlette) and hasattr(app.state, "house"):
+            reply = exchange.reply()
+            promised.check(method, scope["path"], reply.status, reply.headers, reply.body)
     finally:
         exchange.task.cancel()
 

@@ -10,17 +10,22 @@ Options
     gate=FIFO               at the start: reports Loading("held"), then waits until the FIFO is written to
     deaf                    says Ready and never reads: neither jobs nor the end of the stream
 
-Decode.source
+    admitted=PATH           appends a line for each job that it gets
+
+Decode.source, or Transcribe.audio.path
     count:N      Progress for 1 … N, then Decoded(samples=N)
     flood:N      N Segments in one step, then Decoded(samples=N)
     hold         Progress once, then nothing, without keeping the engine busy
     doubt:N      N Doubts, the next when the last is answered, then Decoded(samples=answers that there is speech)
     fifo:PATH    Progress, then a step that lasts until the FIFO is written to, then Decoded
+    once:PATH:…  what follows on it if there is no such file yet, which is then made; else count:3
+    talk:N       N Segments, one in each step, then Decoded; talk:N:K:PATH: crashes after K of them, but only once
     hang         Progress, then a step that never ends
-    crash        Progress, then SIGKILL; exit:N ends with that status instead
+    crash        Progress, then SIGSEGV; exit:N ends with that status instead
     noise        Progress, then bytes that are no frame
     hangup       Progress, then the end of its stream, without ending itself
     chatter:N    prints N bytes without a line's end, then Decoded
+    told         Decoded(samples=max_audio_seconds of the settings it was told)
     pid          Decoded(samples=its pid); spawn: of a child that sleeps and inherits what can be inherited
     refuse       InvalidValue out of admit
     bug          an exception out of admit; bug-step: Progress, then one out of step
@@ -29,6 +34,7 @@ Decode.source
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -38,8 +44,8 @@ from pathlib import Path
 
 from protocol.errors import InvalidValue, ModelNotConfigured
 from protocol.events import Decoded, Doubt, Loading, Progress, Ready, Segment
-from protocol.jobs import Decode, Heard, Job
-from protocol.settings import Settings
+from protocol.jobs import Decode, Heard, Job, Transcribe
+from protocol.settings import MediaSettings, Settings
 from protocol.wire import frame
 from workers import loop
 
@@ -61,8 +67,10 @@ class Task:
 class Counter:
     """The engine. Its tasks take turns, one step of each at a time, unless it is blocking."""
 
-    def __init__(self, capacity: int, blocking: bool, fd: int) -> None:
+    def __init__(self, capacity: int, blocking: bool, fd: int, settings: Settings, admitted: str = os.devnull) -> None:
+        self._admitted = Path(admitted)
         self.blocking = blocking
+        self._settings = settings
         self.ready = Ready(capacity=capacity)
         self._fd = fd
         self._tasks: list[Task] = []
@@ -72,8 +80,16 @@ class Counter:
         return bool(self._tasks)
 
     def admit(self, job: Job, emit: loop.Emit) -> Task:
-        assert isinstance(job, Decode)
-        word, _, argument = job.source.partition(":")
+        assert isinstance(job, Decode | Transcribe)
+        source = job.source if isinstance(job, Decode) else job.audio.path
+        assert source, "a job that the counter does not know"
+        with self._admitted.open("a") as log:
+            log.write(f"{source}\n")
+        word, _, argument = source.partition(":")
+        if word == "once":
+            path, _, rest = argument.partition(":")
+            word, _, argument = ("count:3" if Path(path).exists() else rest).partition(":")
+            Path(path).touch()
         if word == "refuse":
             raise InvalidValue("this one is refused", param="file")
         if word == "bug":
@@ -120,10 +136,15 @@ class Counter:
                 for number in range(int(task.argument)):
                     task.emit(Segment(number, number + 1, " word", (1, 2, 3), 0, 0.0, 0.0, 1.0, 0.0))
                 task.end(int(task.argument))
+            case "talk":
+                return self._talk(task)
             case "fifo":
                 task.emit(Progress(done=0, total=1))
                 Path(task.argument).read_bytes()
                 task.end(0)
+            case "told":
+                assert isinstance(self._settings, MediaSettings)
+                task.end(int(self._settings.max_audio_seconds))
             case "pid":
                 task.end(os.getpid())
             case "spawn":
@@ -136,21 +157,37 @@ class Counter:
                 self._misbehave(task)
         return False
 
+    def _talk(self, task: Task) -> bool:
+        number, _, rest = task.argument.partition(":")
+        last, _, path = rest.partition(":")
+        if path and task.done == int(last) and not Path(path).exists():
+            Path(path).touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        if task.done < int(number):
+            task.emit(Segment(task.done, task.done + 1, f" word {task.done}", (1, 2, 3), 0, 0.0, 0.0, 1.0, 0.0))
+            task.done += 1
+            return True
+        task.end(task.done)
+        return False
+
     def _misbehave(self, task: Task) -> None:
         task.emit(Progress(done=0, total=1))
         match task.word:
             case "hang":
                 threading.Event().wait()
             case "crash":
-                os.kill(os.getpid(), signal.SIGKILL)
+                resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+                os.kill(os.getpid(), signal.SIGSEGV)
             case "exit":
                 os._exit(int(task.argument))
             case "noise":
                 os.write(self._fd, b"Loading weights: 100%\n")
             case "hangup":
+                # The service hangs up in its turn, at which the reader would end the process.
+                setattr(os, "_exit", lambda status: threading.Event().wait())  # noqa: B010
                 with socket.socket(fileno=os.dup(self._fd)) as link:
                     link.shutdown(socket.SHUT_WR)
-                os.kill(os.getpid(), signal.SIGSTOP)
+                threading.Event().wait()
             case "bug-step":
                 raise RuntimeError("a bug in step")
             case word:
@@ -180,7 +217,8 @@ def main(options: list[str], fd: int) -> None:
         if "gate" in named:
             report(Loading("held", done=1, total=2))
             Path(named["gate"]).read_bytes()
-        return Counter(int(named.get("capacity", 2)), "blocking" in named, fd)
+        admitted = named.get("admitted", os.devnull)
+        return Counter(int(named.get("capacity", 2)), "blocking" in named, fd, settings, admitted)
 
     os.dup2(2, 1)
     if "deaf" in named:

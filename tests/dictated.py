@@ -28,7 +28,8 @@ from protocol.events import (
     Transcribed,
     VocabularyReport,
 )
-from protocol.jobs import Decode, DetectSpeech, Follow, Guess, Heard, Job, Pcm, Raw, Reached, Span, Transcribe
+from protocol.jobs import Decode, DetectSpeech, Follow, Guess, Heard, Job, Pcm, Raw, Span, Transcribe
+from protocol.past import Reached
 from tests.fakes import FakeWorker, Script
 
 S16 = Raw(encoding="s16le")

@@ -13,10 +13,10 @@ from typing import Any
 from starlette.applications import Starlette
 
 from protocol.events import Backend, Ready
-from service.app import Workers, build, furnish
+from service.app import build, furnish
 from service.config import Config
 from service.dictation.store import Store
-from service.house import House
+from service.house import House, Speech, Workers
 from service.spool import Spool
 from tests.asgi import JSON, Exchange, Reply, asked, opened
 from tests.dictated import cut, ears, pen
@@ -89,13 +89,17 @@ async def dictating(
     folder: Path, *, live: Mapping[Any, Any] | None = None, whisper: Mapping[Any, Any] | None = None, **settings: Any
 ) -> AsyncIterator[Dictating]:
     """The service on that data directory; sessions that were left in it go on."""
-    config = Config(data_dir=str(folder), whisper_model=MULTILINGUAL.id, **settings)
+    config = Config(data_dir=str(folder), whisper_model=(MULTILINGUAL.id,), **settings)
     ready = Ready(1, Backend("cpu", "0.32", "OpenBLAS 0.3"), MULTILINGUAL)
     workers = Workers(
         media=FakeWorker("media", {}, ready=Ready(2)),
         live=FakeWorker("live", ears() | dict(live or {}), ready=Ready(32)),
-        whisper=FakeWorker("whisper", pen() | dict(whisper or {}), ready=ready),
-        oracle=FakeWorker("oracle", {}),
+        speech={
+            MULTILINGUAL.id: Speech(
+                FakeWorker("whisper", pen() | dict(whisper or {}), ready=ready), FakeWorker("oracle", {})
+            )
+        },
+        language={},
     )
     with Spool(folder) as spool, Store(folder) as store:
         house = furnish(config, workers, spool, store)

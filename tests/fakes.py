@@ -48,7 +48,30 @@ class FakeWorker:
         self.heard: list[Heard | None] = []
         self.running = 0
         self.state: State = "ready" if ready else "broken" if failure else "starting"
+        self.touched = 0
+        """How often someone was about to need it."""
+        self.used_at = 0.0
+        self.rss_bytes = 0
         self._script = script
+
+    @property
+    def able(self) -> bool:
+        return self.state in ("ready", "idle")
+
+    @property
+    def busy(self) -> int:
+        return self.running
+
+    async def unload(self) -> str | None:
+        if self.running:
+            return "a request is under way; try again later"
+        if self.state != "ready":
+            return "it is not loaded"
+        self.state, self.rss_bytes = "idle", 0
+        return None
+
+    def touch(self, *, wake: bool = False) -> None:
+        self.touched += 1
 
     async def run(self, job: Job) -> AsyncGenerator[Event, Heard | None]:
         self.jobs.append(job)
@@ -79,7 +102,13 @@ class FakeWorker:
     def stats(self) -> list[ProcessStats]:
         return [
             ProcessStats(
-                name=self.name, pid=None, state=self.state, rss_bytes=0, restarts=0, queued=0, running=self.running
+                name=self.name,
+                pid=None,
+                state=self.state,
+                rss_bytes=self.rss_bytes,
+                restarts=0,
+                queued=0,
+                running=self.running,
             )
         ]
 

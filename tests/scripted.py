@@ -12,11 +12,13 @@ from starlette.applications import Starlette
 
 from protocol.events import Backend, Decoded, Model, Progress, Ready, Segment, Timings, Transcribed
 from protocol.jobs import Decode, Transcribe
-from service.app import Workers, build, furnish
+from service.app import build, furnish
 from service.config import Config
 from service.dictation.store import Store
+from service.house import Speech, Workers
 from service.languages import NAMES
 from service.spool import Spool
+from service.worker import Worker
 from tests.asgi import FORM, Reply, ask, multipart
 from tests.fakes import FakeWorker
 
@@ -59,11 +61,18 @@ class Scripted:
 
 @contextmanager
 def scripted(
-    folder: Path, model: Model = MULTILINGUAL, script: Any = None, *, llm: FakeWorker | None = None, **settings: Any
+    folder: Path,
+    model: Model = MULTILINGUAL,
+    script: Any = None,
+    *,
+    llm: FakeWorker | None = None,
+    embedding: FakeWorker | None = None,
+    **settings: Any,
 ) -> Iterator[Scripted]:
-    """Without `llm` no language model is configured, unless `llm_model` says otherwise."""
-    settings.setdefault("llm_model", "smol" if llm else "")
-    config = Config(data_dir=str(folder), whisper_model=model.id, **settings)
+    """Without `llm` no language model is configured, unless `llm_model` says otherwise; so with `embedding`."""
+    settings.setdefault("llm_model", ("smol",) if llm else ())
+    settings.setdefault("embedding_model", ("mini",) if embedding else ())
+    config = Config(data_dir=str(folder), whisper_model=(model.id,), **settings)
     ready = Ready(1, Backend("cpu", "0.32", "OpenBLAS 0.3"), model)
     heard = [Progress(0.0, 4.5), *SEGMENTS, HEARD] if script is None else script
     media = FakeWorker(
@@ -76,6 +85,9 @@ def scripted(
     oracle = FakeWorker("oracle", {Transcribe: heard})
     oracle.state = "idle"
     with Spool(folder) as spool, Store(folder) as store:
-        app = build(furnish(config, Workers(media, live, whisper, oracle, llm=llm), spool, store))
+        language: dict[str, Worker] = dict.fromkeys(config.llm_model, llm or FakeWorker("llm", {}))
+        embedders: dict[str, Worker] = dict.fromkeys(config.embedding_model, embedding or FakeWorker("embedding", {}))
+        workers = Workers(media, live, {model.id: Speech(whisper, oracle)}, language, embedders)
+        app = build(furnish(config, workers, spool, store))
         yield Scripted(app, media, whisper, oracle, llm, spool)
         assert spool.usage().files == 0, "a file was left in the spool"

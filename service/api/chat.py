@@ -12,18 +12,75 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
 from protocol.jobs import Chat, Complete
 from service import completions as rendering
-from service import dialects, reply
+from service import dialects, headers, reply
 from service.api import language
-from service.chat.request import Asked, read_chat, read_completion
+from service.api.answers import as_json
+from service.chat.request import (
+    NO_EFFECT,
+    SAID_OTHERWISE,
+    Asked,
+    ChatRequest,
+    CompletionRequest,
+    read_chat,
+    read_completion,
+)
+from service.chat.written import ChatCompletion, ChatCompletionChunk, Completion, CompletionChunk
+from service.contract import KNOWN, Contract, Outcome, Sent, events, json
 from service.house import House
 from service.sse import DONE, Message
 from service.worker import Worker
+from service.written import Failed
+
+
+def _contract(what: str, whole: type, chunk: type, sent: Sent) -> Contract:
+    """Both routes answer in the same two ways."""
+    return Contract(
+        language.GROUP,
+        (
+            Outcome(
+                f"the whole {what}, or its stream, which ends with [DONE]",
+                (json(whole), events(chunk, Failed)),
+                headers=KNOWN,
+            ),
+        ),
+        failures=language.FAILURES,
+        body=(sent,),
+        parameters=language.PARAMETERS,
+    )
+
+
+CHAT = _contract(
+    "message",
+    ChatCompletion,
+    ChatCompletionChunk,
+    Sent(
+        "application/json",
+        ChatRequest,
+        hidden=("audio", "functions", "function_call"),
+        unheeded=NO_EFFECT,
+        members=SAID_OTHERWISE,
+        example={"messages": [{"role": "user", "content": "Name three birds that sing."}]},
+    ),
+)
+COMPLETIONS = _contract(
+    "text",
+    Completion,
+    CompletionChunk,
+    Sent(
+        "application/json",
+        CompletionRequest,
+        hidden=("suffix",),
+        unheeded=NO_EFFECT,
+        members=SAID_OTHERWISE,
+        needs=("prompt",),
+        example={"prompt": "The birds that sing are", "max_tokens": 32},
+    ),
+)
 
 
 async def chat(house: House, request: Request) -> Response:
@@ -68,11 +125,10 @@ async def _answer(house: House, request: Request, parse: Callable[[Mapping[str, 
     wanted, model, llm = await language.checked(house, parsed)
     id = f"{wanted.dialect.prefix}{secrets.token_hex(12)}"
     answer = _Answer(llm, wanted, model, id, int(time.time()), asking.began)
-    headers = language.headers(model, wanted.ignored)
+    told = headers.known(model, wanted.ignored)
     if wanted.fields.stream:
-        return await language.streamed(house, request, answer.told(), headers)
-    body = await reply.unless_gone(request, answer.collected())
-    return Response(msgspec.json.encode(body), headers=headers, media_type="application/json")
+        return await language.streamed(house, request, answer.told(), told)
+    return as_json(await reply.unless_gone(request, answer.collected()), headers=told)
 
 
 @dataclass(frozen=True)

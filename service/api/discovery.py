@@ -3,27 +3,36 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Literal, TypedDict
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from protocol.events import Model
+from protocol.errors import Kind, ModelNotFound
+from service.api.answers import as_json
+from service.catalog import Listed
+from service.contract import Contract, Outcome, json
 from service.house import House
 
 
+class ModelList(TypedDict):
+    object: Literal["list"]
+    data: list[Listed]
+
+
+MODELS = Contract("Discovery", (Outcome("all that could serve", (json(ModelList),)),))
+MODEL = Contract("Discovery", (Outcome("what it can do", (json(Listed),)),), failures=(Kind.MODEL_NOT_FOUND,))
+
+
 async def models(house: House, request: Request) -> Response:
-    listed = await asyncio.to_thread(house.catalog.listing, *_loaded(house))
-    return Response(msgspec.json.encode({"object": "list", "data": listed}), media_type="application/json")
+    listed = await asyncio.to_thread(house.catalog.listing, house.workers.loaded)
+    return as_json({"object": "list", "data": listed})
 
 
 async def model(house: House, request: Request) -> Response:
-    found = await asyncio.to_thread(house.catalog.find, request.path_params["id"], *_loaded(house))
-    return Response(msgspec.json.encode(found), media_type="application/json")
-
-
-def _loaded(house: House) -> tuple[Model | None, Model | None]:
-    """The speech model and the language model, as far as they are there."""
-    workers = house.workers
-    whisper, llm = workers.whisper.ready, workers.llm.ready if workers.llm else None
-    return whisper.model if whisper else None, llm.model if llm else None
+    given = request.path_params["id"]
+    if given.endswith("/") or not given:
+        meant = f"/v1/models/{given}".rstrip("/")
+        raise ModelNotFound(f"there is no model {given[:100]!r} here; {meant[:100]} is probably meant")
+    found = await asyncio.to_thread(house.catalog.find, given, house.workers.loaded)
+    return as_json(found)

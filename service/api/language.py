@@ -1,4 +1,4 @@
-"""What all routes to the language model do alike: read the body, find the model, write the headers, begin a stream.
+"""What all routes to the language model do alike: read the body, find the model, begin a stream.
 
 Knows the order of that work; knows no protocol.
 """
@@ -10,22 +10,37 @@ import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import ExitStack, aclosing
 from dataclasses import dataclass
-from typing import Any, TypeVar
-from urllib.parse import quote
+from typing import Any, Literal, TypeVar
 
 from starlette.requests import Request
 
-from protocol.errors import InvalidRequest
+from protocol.errors import Kind
 from protocol.jobs import Chat
-from service import forms, reply, upload
-from service.chat import client
-from service.chat.naming import Names, renamed
+from service import client, reply, upload
+from service.chat.naming import Names, renaming
+from service.contract import BODY, MODEL, WORK, Parameter
 from service.headers import only
 from service.house import House
 from service.sse import EventStream, Message, Told, failed
 from service.worker import Worker
 
 T = TypeVar("T")
+
+GROUP = "Language model"
+FAILURES = (
+    *BODY,
+    *MODEL,
+    *WORK,
+    Kind.UNSUPPORTED_VALUE,
+    Kind.UNSUPPORTED_CONTENT,
+    Kind.UNSUPPORTED_SCHEMA,
+    Kind.CONTEXT_LENGTH_EXCEEDED,
+    Kind.UNKNOWN_ADAPTER,
+)
+PARAMETERS = (
+    Parameter("x-starling-client", "header", str, "Whose request it is: the model is fair among clients."),
+    Parameter("x-starling-trace", "header", Literal["1"], "Log where its time goes (only with --allow-trace)."),
+)
 
 
 @dataclass(frozen=True)
@@ -43,7 +58,7 @@ class Asking:
 
 async def read(house: House, request: Request) -> Asking:
     """Raises what is wrong with the body as such."""
-    given = await upload.read_fields(request, house.config.max_json_bytes, house.config.upload_idle_s)
+    given = await upload.read_fields(request, house.config.max_json_bytes, upload.Pace.of(house.config))
     began = time.perf_counter()
     members = {entry.name: entry.value for entry in given.entries}
     trace = house.config.allow_trace and only(request.headers, "x-starling-trace") == "1"
@@ -60,19 +75,15 @@ async def checked(house: House, parse: Callable[[], tuple[T, str]]) -> tuple[T, 
 
     # A long conversation is megabytes to look at, and the name of a model may be looked up on disk.
     made, model = await asyncio.to_thread(work)
-    llm = house.workers.llm
-    assert llm is not None, "the catalog has a language model"
-    return made, model, llm
+    return made, model, house.workers.language[model]
 
 
 async def generating(llm: Worker, job: Chat, names: Names) -> AsyncGenerator[reply.Generating, None]:
     """As `reply.generating`, of one job; what the worker refuses is named as the request's protocol names it."""
-    try:
+    with renaming(names):
         async with aclosing(reply.generating(llm, (job,))) as events:
             async for event in events:
                 yield event
-    except InvalidRequest as refusal:
-        raise renamed(refusal, names) from None
 
 
 async def streamed(
@@ -90,11 +101,12 @@ async def streamed(
     )
 
 
+async def exhausted(messages: AsyncGenerator[Message, None]) -> None:
+    """To the end of a stream that nobody is told of."""
+    async with aclosing(messages):
+        async for _ in messages:
+            pass
+
+
 async def _first(told: AsyncGenerator[Message, None]) -> Message:
     return await anext(told)
-
-
-def headers(model: str, ignored: list[str]) -> dict[str, str]:
-    """Those that are known before any work is done."""
-    found = {"x-starling-model": quote(model, safe="/: "), "x-starling-ignored": forms.ignored_header(ignored)}
-    return {name: value for name, value in found.items() if value is not None}

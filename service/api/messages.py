@@ -11,18 +11,67 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
 from protocol.jobs import Chat, CountTokens
-from service import errors, reply
+from service import errors, headers, reply
 from service.api import language
+from service.api.answers import as_json
+from service.chat.request import SAID_OTHERWISE
+from service.contract import KNOWN, Contract, Outcome, Sent, events, json
 from service.dialects import Body
 from service.house import House
 from service.messages.rendering import Answer, Message
-from service.messages.request import NAMES, MessagesRequest, read_count, read_messages
+from service.messages.request import (
+    NAMES,
+    NO_EFFECT,
+    UNCOUNTED,
+    CountRequest,
+    MessagesRequest,
+    read_count,
+    read_messages,
+)
+from service.messages.written import EVENTS, AnthropicMessage, Counted
 from service.worker import Worker
+
+_EXAMPLE = [{"role": "user", "content": "Name three birds that sing."}]
+MESSAGES = Contract(
+    language.GROUP,
+    (
+        Outcome(
+            "the whole message, or its stream",
+            (json(AnthropicMessage), events(*EVENTS, errors.AnthropicErrorBody)),
+            headers=KNOWN,
+        ),
+    ),
+    failures=language.FAILURES,
+    body=(
+        Sent(
+            "application/json",
+            MessagesRequest,
+            unheeded=NO_EFFECT,
+            members=SAID_OTHERWISE,
+            example={"max_tokens": 100, "messages": _EXAMPLE},
+        ),
+    ),
+    parameters=language.PARAMETERS,
+)
+COUNT = Contract(
+    language.GROUP,
+    (Outcome("the prompt's tokens", (json(Counted),), headers=KNOWN),),
+    failures=language.FAILURES,
+    body=(
+        Sent(
+            "application/json",
+            CountRequest,
+            unheeded=(*NO_EFFECT, *UNCOUNTED),
+            members=SAID_OTHERWISE,
+            example={"messages": _EXAMPLE},
+        ),
+    ),
+    parameters=language.PARAMETERS,
+)
 
 
 async def messages(house: House, request: Request) -> Response:
@@ -36,11 +85,11 @@ async def messages(house: House, request: Request) -> Response:
     id = f"msg_{secrets.token_hex(12)}"
     answer = Answer(id, model, max_tokens=fields.max_tokens, shows_thinking=fields.shows_thinking)
     generating = _Generating(llm, job, answer, asking.began)
-    headers = language.headers(model, ignored)
+    told = headers.known(model, ignored)
     if fields.stream:
-        return await language.streamed(house, request, generating.told(), headers, errors.body_for_anthropic)
+        return await language.streamed(house, request, generating.told(), told, errors.body_for_anthropic)
     body = await reply.unless_gone(request, generating.collected())
-    return _json(body, headers)
+    return as_json(body, headers=told)
 
 
 async def count_tokens(house: House, request: Request) -> Response:
@@ -52,7 +101,7 @@ async def count_tokens(house: House, request: Request) -> Response:
 
     (ignored, job), model, llm = await language.checked(house, parsed)
     counted = await reply.unless_gone(request, reply.counted(llm, CountTokens(job)))
-    return _json({"input_tokens": counted.tokens}, language.headers(model, ignored))
+    return as_json({"input_tokens": counted.tokens}, headers=headers.known(model, ignored))
 
 
 @dataclass(frozen=True)
@@ -65,9 +114,7 @@ class _Generating:
     began: float
 
     async def collected(self) -> Body:
-        async with aclosing(self._events()) as told:
-            async for _ in told:
-                pass
+        await language.exhausted(self._events())
         return self.answer.body(self._seconds())
 
     async def told(self) -> AsyncGenerator[Message, None]:
@@ -85,7 +132,3 @@ class _Generating:
 
     def _seconds(self) -> float:
         return time.perf_counter() - self.began
-
-
-def _json(body: Body, headers: dict[str, str]) -> Response:
-    return Response(msgspec.json.encode(body), headers=headers, media_type="application/json")

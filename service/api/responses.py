@@ -12,28 +12,77 @@ import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import msgspec
+from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response
 
-from protocol.errors import Failure, UnsupportedValue
+from protocol.errors import Failure, Kind, UnsupportedValue
 from protocol.events import GenDefaults
 from protocol.jobs import Chat, CountTokens
-from service import forms, reply
+from service import forms, headers, reply
 from service.api import language
+from service.api.answers import as_json
 from service.api.language import Asking
+from service.chat.request import SAID_OTHERWISE
+from service.contract import KNOWN, Contract, Outcome, Parameter, Sent, events, json
 from service.dialects import Body
 from service.house import House
-from service.responses import items, rendering
+from service.responses import items, rendering, written
 from service.responses.items import Item
 from service.responses.rendering import Answer, Message
-from service.responses.request import NAMES, ResponsesRequest, read
+from service.responses.request import NAMES, NO_EFFECT, NOT_HERE, ResponsesRequest, read
 from service.responses.store import ResponseStore, Stored
 from service.worker import Worker
 
 MOST_LISTED = 100
+
+
+BODY = Sent(
+    "application/json",
+    ResponsesRequest,
+    hidden=NOT_HERE,
+    unheeded=NO_EFFECT,
+    members=SAID_OTHERWISE,
+    example={"input": "Name three birds that sing."},
+)
+CREATE = Contract(
+    language.GROUP,
+    (Outcome("the response, or its stream", (json(written.ResponseObject), events(*written.EVENTS)), headers=KNOWN),),
+    failures=(*language.FAILURES, Kind.UNKNOWN_RESPONSE, Kind.DISK_FULL),
+    body=(BODY,),
+    parameters=language.PARAMETERS,
+)
+COUNT = Contract(
+    language.GROUP,
+    (Outcome("the prompt's tokens", (json(written.Counted),), headers=KNOWN),),
+    failures=(*language.FAILURES, Kind.UNKNOWN_RESPONSE),
+    body=(BODY,),
+    parameters=language.PARAMETERS,
+)
+RETRIEVE = Contract(
+    language.GROUP,
+    (Outcome("as it was answered", (json(written.ResponseObject),)),),
+    failures=(Kind.UNKNOWN_RESPONSE, Kind.UNSUPPORTED_VALUE, Kind.DISK_FULL),
+    parameters=(Parameter("stream", "query", Literal["false"], "A response that is kept is whole."),),
+)
+REMOVE = Contract(
+    language.GROUP,
+    (Outcome("it is gone", (json(written.Removed),)),),
+    failures=(Kind.UNKNOWN_RESPONSE, Kind.DISK_FULL),
+)
+INPUT_ITEMS = Contract(
+    language.GROUP,
+    (Outcome("some of them", (json(written.Items),)),),
+    failures=(Kind.UNKNOWN_RESPONSE, Kind.INVALID_VALUE, Kind.DISK_FULL),
+    parameters=(
+        Parameter("limit", "query", Annotated[int, Meta(ge=1, le=MOST_LISTED)], "How many; 20 unless it says."),
+        Parameter("order", "query", Literal["asc", "desc"], "desc unless it says."),
+        Parameter("after", "query", str, "The id of the item before the first one that is wanted."),
+    ),
+)
 
 
 async def create(house: House, request: Request) -> Response:
@@ -43,10 +92,10 @@ async def create(house: House, request: Request) -> Response:
     head = rendering.head(wanted.fields, asking.members, id, created, model, _defaults(llm))
     answer = Answer(head, logprobs=wanted.fields.logprobs)
     making = _Making(llm, wanted, answer, house.responses, asking.began)
-    headers = language.headers(model, wanted.ignored)
+    told = headers.known(model, wanted.ignored)
     if wanted.fields.stream:
-        return await language.streamed(house, request, making.told(), headers, answer.error)
-    return _json(await reply.unless_gone(request, making.collected()), headers)
+        return await language.streamed(house, request, making.told(), told, answer.error)
+    return as_json(await reply.unless_gone(request, making.collected()), headers=told)
 
 
 async def count(house: House, request: Request) -> Response:
@@ -54,20 +103,20 @@ async def count(house: House, request: Request) -> Response:
     wanted, model, llm = await language.checked(house, _parser(house.responses, asking))
     counted = await reply.unless_gone(request, reply.counted(llm, CountTokens(wanted.job)))
     body = {"object": "response.input_tokens", "input_tokens": counted.tokens}
-    return _json(body, language.headers(model, wanted.ignored))
+    return as_json(body, headers=headers.known(model, wanted.ignored))
 
 
 async def retrieve(house: House, request: Request) -> Response:
-    if request.query_params.get("stream") == "true":
+    if request.query_params.get("stream", "false") not in ("false", ""):
         raise UnsupportedValue("stream is not supported here: a response that is kept is whole", param="stream")
     stored = await asyncio.to_thread(house.responses.get, request.path_params["id"])
-    return _json(stored.body)
+    return as_json(stored.body)
 
 
 async def remove(house: House, request: Request) -> Response:
     id = request.path_params["id"]
     await asyncio.to_thread(house.responses.remove, id)
-    return _json({"id": id, "object": "response", "deleted": True})
+    return as_json({"id": id, "object": "response", "deleted": True})
 
 
 async def input_items(house: House, request: Request) -> Response:
@@ -87,7 +136,7 @@ async def input_items(house: House, request: Request) -> Response:
         found = found[places[0] + 1 :]
     shown = found[: int(limit)]
     ends = {"first_id": shown[0]["id"], "last_id": shown[-1]["id"]} if shown else {"first_id": None, "last_id": None}
-    return _json({"object": "list", "data": shown, **ends, "has_more": len(found) > len(shown)})
+    return as_json({"object": "list", "data": shown, **ends, "has_more": len(found) > len(shown)})
 
 
 @dataclass(frozen=True)
@@ -122,8 +171,8 @@ def _given(store: ResponseStore, fields: ResponsesRequest, members: Mapping[str,
     if raw is None or isinstance(raw, str):
         return items.listed(() if raw is None else raw)
     resolved = [
-        store.item(item.id or "", param=f"input[{index}].id") if item.kind == "item_reference" else raw[index]
-        for index, item in enumerate(fields.items)
+        store.item(items.needed(item, "id", place), param=f"{place}.id") if item.kind == "item_reference" else given
+        for place, item, given in zip(map("input[{}]".format, range(len(raw))), fields.items, raw, strict=True)
     ]
     return items.listed(resolved)
 
@@ -149,9 +198,7 @@ class _Making:
     began: float
 
     async def collected(self) -> Body:
-        async with aclosing(self._events()) as told:
-            async for _ in told:
-                pass
+        await language.exhausted(self._events())
         return self.answer.body
 
     async def told(self) -> AsyncGenerator[Message, None]:
@@ -179,7 +226,3 @@ class _Making:
             body = self.answer.body
             stored = Stored(body["id"], body["previous_response_id"], body, self.wanted.given)
             await asyncio.to_thread(self.store.put, stored, self.wanted.chain)
-
-
-def _json(body: Body, headers: dict[str, str] | None = None) -> Response:
-    return Response(msgspec.json.encode(body), headers=headers, media_type="application/json")

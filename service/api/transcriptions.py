@@ -9,25 +9,79 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import ExitStack, aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, assert_never
+from typing import Annotated, Any, assert_never
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from protocol.errors import EmptyAudio
+from protocol.errors import EmptyAudio, Kind
 from protocol.events import Decoded, Progress, Segment, Timings, Transcribed
 from protocol.jobs import Decode, DetectSpeech, Pcm, Span, Task, Transcribe
 from protocol.settings import SAMPLE_RATE
-from service import gate, headers, loudness, reply, requests, transcripts, upload
+from service import gate, headers, loudness, reply, requests, transcripts, upload, written
+from service.contract import BODY, FILE, KNOWN, MODEL, WORK, Contract, Outcome, Sent, events, json, one_of, text
 from service.house import House, Workers
 from service.requests import TranscriptRequest
 from service.sse import EventStream
+from service.ticket import again
 from service.transcripts import Transcript
 from service.worker import Worker
+
+ENCODED = {"type": "string", "contentEncoding": "base64", "description": "the recording, in base64 or as a data: URL"}
+FORM = Sent(
+    "multipart/form-data",
+    TranscriptRequest,
+    lenient=True,
+    hidden=(*requests.OURS, *requests.NOT_YET),
+    members={"file": {**FILE, "description": "the recording: any format, whatever its name"}},
+    aliases=requests.ALIASES,
+    about=requests.ABOUT,
+    needs=("file",),
+    example={"file": "@recording.wav", "response_format": "json"},
+)
+JSON = replace(
+    FORM,
+    media_type="application/json",
+    members={
+        "file": ENCODED,
+        "input_audio": {"type": "object", "properties": {"data": ENCODED}, "description": "looked at next"},
+        "audio": {**ENCODED, "description": "looked at last"},
+    },
+    needs=("file", "input_audio", "audio"),
+    example=None,
+)
+TEXTS = tuple(
+    text(format.media_type.partition(";")[0]) for name, format in transcripts.FORMATS.items() if "json" not in name
+)
+WHOLE = json(Annotated[Any, one_of(written.Json, written.VerboseJson)])
+MEASURED = ("x-starling-model", "x-starling-language", "x-starling-duration", "x-starling-timings")
+
+CONTRACT = Contract(
+    "Speech to text",
+    (
+        Outcome(
+            "the text, in the format that was asked for",
+            (WHOLE, *TEXTS, events(*written.EVENTS)),
+            headers=(*KNOWN, *MEASURED[1:]),
+        ),
+    ),
+    failures=(
+        *BODY,
+        *MODEL,
+        *WORK,
+        Kind.UNSUPPORTED_VALUE,
+        Kind.UNSUPPORTED_TASK,
+        Kind.UNDECODABLE_AUDIO,
+        Kind.EMPTY_AUDIO,
+        Kind.AUDIO_TOO_LONG,
+        Kind.DISK_FULL,
+    ),
+    body=(FORM, JSON),
+)
 
 
 async def transcriptions(house: House, request: Request) -> Response:
@@ -54,16 +108,16 @@ class _Asked:
 async def _answer(house: House, request: Request, task: Task) -> Response:
     config = house.config
     limits = upload.Limits(
-        multipart_bytes=config.max_upload_bytes, json_bytes=config.max_json_bytes, idle_s=config.upload_idle_s
+        multipart_bytes=config.max_upload_bytes, json_bytes=config.max_json_bytes, pace=upload.Pace.of(config)
     )
     with ExitStack() as files:
+        files.enter_context(house.uploads.entered(_room(house)))
         received = files.enter_context(house.spool.upload(limits.multipart_bytes))
         given = await upload.read(request, received, limits)
         began = time.perf_counter()
         wanted, ignored = requests.parse(given)
         model = await asyncio.to_thread(house.catalog.resolve, wanted.model)
-        speech = house.workers.oracle if wanted.faithful else house.workers.whisper
-        _check_servable(house.workers, speech, wanted, task)
+        speech = _servable(house.workers, model, wanted, task)
         if received.size == 0:
             raise EmptyAudio("the file is empty: it has no bytes", param="file")
         pcm = files.enter_context(house.spool.pcm())
@@ -81,18 +135,26 @@ async def _answer(house: House, request: Request, task: Task) -> Response:
     return Response(form.write(transcript), headers=known | headers.measured(transcript), media_type=form.media_type)
 
 
-def _check_servable(workers: Workers, speech: Worker, wanted: TranscriptRequest, task: Task) -> None:
-    """Refuse at once what would be refused after minutes of decoding.
+def _room(house: House) -> int:
+    """As many as the queue holds, and those that the default model works on beside it."""
+    ready = house.workers.whisper.ready
+    return house.config.queue_limit + (ready.capacity * house.config.whisper_workers if ready else 0)
+
+
+def _servable(workers: Workers, model: str, wanted: TranscriptRequest, task: Task) -> Worker:
+    """The speech worker for it. Refuses at once what would be refused after minutes of decoding.
 
     Raises the workers' own failure, and what `check_model` does once the model is known; a model that still
     loads refuses in its worker.
     """
+    pair = workers.speech[model]
+    speech = pair.oracle if wanted.faithful else pair.whisper
     for worker in (workers.media, speech):
-        if failure := worker.failure:
-            raise type(failure)(failure.message, param=failure.param, retry=failure.retry)
-    # All speech workers have the same model.
-    if (ready := speech.ready or workers.whisper.ready) and ready.model:
+        if worker.failure:
+            raise again(worker.failure)
+    if (ready := speech.ready or pair.whisper.ready) and ready.model:
         requests.check_model(wanted, task, ready.model)
+    return speech
 
 
 @dataclass(frozen=True)

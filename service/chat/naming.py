@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from protocol.errors import InvalidRequest
 
 Names = tuple[tuple[str, str], ...]
 """A chat's name for a field, or a part of one, and the other protocol's; longer names come first."""
+
+
+@contextmanager
+def renaming(names: Names) -> Iterator[None]:
+    """What is refused inside is refused in the other protocol's words."""
+    try:
+        yield
+    except InvalidRequest as refusal:
+        raise renamed(refusal, names) from None
 
 
 def renamed(refusal: InvalidRequest, names: Names) -> InvalidRequest:

@@ -11,11 +11,12 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 from msgspec import Meta
 
-from protocol.errors import InvalidValue, MissingField, UnknownAdapter, UnsupportedValue
+from protocol.errors import InvalidValue, MissingField, UnsupportedValue
 from protocol.jobs import Chat, Complete, Generation, Sampling
 from service import forms
 from service.chat import typed
 from service.chat.messages import Message, told
+from service.chat.naming import Names, renaming
 from service.chat.shapes import Shaped
 from service.chat.tools import Choice, GivenTools, chosen
 
@@ -54,16 +55,21 @@ class Asked(Shaped, frozen=True, kw_only=True):
     """What both requests have. What Sampling has, it has under the same names and limits."""
 
     model: str = ""
+    """An id or an alias. Empty or unknown: the default."""
     stream: bool = False
+    """Answer with server-sent events, token by token."""
     stream_options: StreamOptions | None = None
     max_tokens: Annotated[int, Meta(ge=1)] | None = None
+    """Of one choice; cut to the context."""
     stop: Annotated[
         str | Annotated[tuple[str, ...], Meta(max_length=4)],
         Meta(description="a string or a list of at most 4 strings"),
     ] = ()
     n: Annotated[int, Meta(ge=1, le=8)] = 1
+    """Choices."""
     adapter: str = ""
     session_id: Pin = ""
+    """This or the next: a conversation whose prompt cache is kept as long as possible."""
     prompt_cache_key: Pin = ""
 
     @property
@@ -86,6 +92,7 @@ class Asked(Shaped, frozen=True, kw_only=True):
             pin=self.session_id or self.prompt_cache_key or None,
             trace=trace,
             shape=self.shape(),
+            adapter=self.adapter,
         )
 
 
@@ -195,6 +202,22 @@ def check_chat(request: ChatRequest) -> None:
         raise UnsupportedValue("answers in audio are not supported", param="modalities")
 
 
+SAME = (*Sampling.__struct_fields__, "model", "adapter", "session_id", "prompt_cache_key")
+"""Fields that every protocol's request has under a chat's names."""
+
+
+def same(request: Sampling) -> dict[str, Any]:
+    """Those of them that another protocol's request has, for its chat."""
+    return {name: getattr(request, name) for name in SAME}
+
+
+def job_of(asked: ChatRequest, names: Names, client: str, *, trace: bool) -> Chat:
+    """The job of a chat that another protocol's request was made into. Raises as `read_chat`, in that one's words."""
+    with renaming(names):
+        check_chat(asked)
+        return asked.job(client, trace=trace)
+
+
 def read_completion(members: Mapping[str, Any]) -> tuple[CompletionRequest, list[str]]:
     """As `read_chat`."""
     if "prompt" not in members:
@@ -227,6 +250,18 @@ def decoded(kind: type[T], members: Mapping[str, Any], accepted: Collection[str]
     return typed.decode(kind, values, accepted)
 
 
+SAID_OTHERWISE: Mapping[str, Any] = {
+    "logit_bias": {
+        "type": "object",
+        "propertyNames": {"pattern": "^[0-9]{1,9}$"},
+        "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
+        "description": "What is added to the logits of tokens, by their ids.",
+    },
+    "top_p": {"anyOf": [{"type": "number", "minimum": 0, "maximum": 1}, {"type": "null"}], "description": "1."},
+}
+"""JSON schemas of what `decoded` takes in OpenAI's forms."""
+
+
 def _biases(biases: Mapping[str, Any]) -> list[tuple[int, float]]:
     """OpenAI's object as pairs. Raises InvalidValue."""
     pairs = []
@@ -240,9 +275,7 @@ def _biases(biases: Mapping[str, Any]) -> list[tuple[int, float]]:
 
 
 def _check(request: Asked) -> None:
-    """The rules between fields that both requests have. Raises InvalidValue, MissingField or UnknownAdapter."""
+    """The rules between fields that both requests have. Raises InvalidValue or MissingField."""
     request.shape()
     if request.stream_options is not None and not request.stream:
         raise InvalidValue("stream_options can only be given with stream=true", param="stream_options")
-    if request.adapter not in ("", "none"):
-        raise UnknownAdapter(f"there is no adapter {request.adapter[:100]!r} here", param="adapter")

@@ -17,7 +17,7 @@ from service import forms
 
 T = TypeVar("T", bound=msgspec.Struct)
 
-_PLACE = re.compile(r" - at `(?:key in )?\$\.?([^`]*)`$")
+_PLACE = re.compile(r" - at (?:`key` in )?`\$\.?([^`]*)`$")
 _MISSING = re.compile(r"missing required field `([^`]+)`")
 _STEP = re.compile(r"\[(\d+|\.\.\.)\]|([^.\[\]]+)")
 
@@ -59,7 +59,9 @@ def _worded(error: str, values: Mapping[str, Any], info: inspect.Type) -> Invali
     value: Any = values
     for index, name in _STEP.findall(place):
         if index == "...":
-            break  # A member of an object whose names are the client's own: msgspec does not say which.
+            # A member of an object whose names are the client's own: msgspec does not say which.
+            place = place.partition("[...]")[0]
+            break
         value = value[int(index)] if index else value.get(name)
         info = _below(info, index=bool(index), name=name)
     return forms.wrong(place, value, _allowed(info))
@@ -84,6 +86,10 @@ def _allowed(kind: inspect.Type) -> str:
         case inspect.UnionType():
             options = [option for option in kind.types if not isinstance(option, inspect.NoneType)]
             return " or ".join(_allowed(option) for option in options)
+        case inspect.DictType() if not isinstance(kind.value_type, inspect.AnyType):
+            named = _allowed(kind.key_type)
+            names = "" if named == "a string" else f"names are each {named} and whose "
+            return f"an object whose {names}members are each {_allowed(kind.value_type)}"
         case inspect.StructType() | inspect.DictType():
             return "an object"
         case inspect.VarTupleType():

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from importlib.resources import files
+from types import MappingProxyType
+from typing import Final
 
 from protocol.events import Backend, Loading
 from service.cli.say import say
@@ -15,21 +17,28 @@ LOOK_S = 0.1
 """A person does not notice, and looking costs a few attribute reads."""
 
 
-async def announce(workers: Iterable[Worker], url: str) -> None:
-    """Print each worker's progress, then how to use them all, or why not. Ends with the first verdict."""
+BESIDE: Final[Mapping[str, str]] = MappingProxyType({"llm": "not in chats", "embedding": "makes no embeddings"})
+"""Kinds of workers without which speech is served all the same, and what is not."""
+
+
+async def announce(workers: Iterable[Worker], command: str) -> None:
+    """Print each worker's progress, then the command that uses them, or why not. Ends with the first verdict."""
     waiting = list(workers)
     said: dict[str, str] = {}
     while waiting:
         for worker in list(waiting):
             if worker.failure is not None:
                 say(f"not ready: {worker.failure.message}")
-                if worker.name == "llm":
+                if kind_of(worker) in BESIDE:
                     waiting.remove(worker)
-                    say("The service answers, but not in chats; `starling doctor` says more.")
+                    say(f"The service answers, but {BESIDE[kind_of(worker)]}; `starling doctor` says more.")
                     continue
                 say("The service answers, but cannot transcribe; `starling doctor` says more.")
                 return
-            if worker.ready is not None:
+            if worker.ready is None and worker.state == "idle":
+                waiting.remove(worker)
+                say(f"on demand: {worker.name.partition(':')[2]}")
+            elif worker.ready is not None:
                 waiting.remove(worker)
                 if (model := worker.ready.model) is not None:
                     say(f"ready: {model.id} ({model.dtype}) on {backend(worker.ready.backend)}")
@@ -37,7 +46,12 @@ async def announce(workers: Iterable[Worker], url: str) -> None:
                 said[worker.name] = line
                 say(line)
         await asyncio.sleep(LOOK_S)
-    say(f"\n  {curl(url)}\n")
+    say(f"\n  {command}\n")
+
+
+def kind_of(worker: Worker) -> str:
+    """What its pool is called, without the model that it has where there are several."""
+    return worker.name.partition(":")[0]
 
 
 def progress(loading: Loading) -> str:
@@ -53,13 +67,15 @@ def backend(found: Backend) -> str:
     parts += [found.blas] if found.blas else []
     text = f"{found.name} ({', '.join(parts)})" if parts else found.name
     if found.name == "cpu" and not found.compiler:
-        text += "\nnote: no C++ compiler (g++); some of MLX's CPU kernels run slower without one"
+        text += "\nnote: no C++ compiler (g++); without one models run several times slower"
     if found.slow:
         text += "\nWARNING: MLX computes with the reference BLAS, about fifty times slower: run `starling doctor`"
     return text
 
 
-def curl(url: str) -> str:
-    """A command that works as pasted: the recording is part of the package."""
-    sample = str(files("service") / "sample.flac")
-    return f"curl -F file=@{shlex.quote(sample)} {url}/v1/audio/transcriptions"
+def curl(url: str, uds: str = "", *, keyed: bool = False) -> str:
+    """A command that works as pasted: the recording is part of the package. A key is the reader's to fill in."""
+    parts = ["curl", f"-F file=@{shlex.quote(str(files('service') / 'sample.flac'))}"]
+    parts += ['-H "Authorization: Bearer $STARLING_API_KEY"'] if keyed else []
+    parts += [f"--unix-socket {shlex.quote(uds)}"] if uds else []
+    return " ".join([*parts, f"{'http://localhost' if uds else url}/v1/audio/transcriptions"])

@@ -145,7 +145,7 @@ def judged(probe: Probe) -> Iterator[Check]:
     if found.compiler:
         yield Check("compiler", "ok", found.compiler)
     elif sys.platform == "linux":
-        text = "none that works: MLX's CPU kernels fall back to plain operations"
+        text = "none that works: Whisper and language models run in plain operations, several times slower"
         yield Check("compiler", "gap", text, "sudo apt-get install g++")
 
 
@@ -155,17 +155,21 @@ def models(config: Config, environ: Mapping[str, str]) -> Iterator[Check]:
     listed = subprocess.run(command, capture_output=True, check=False)
     entries = {entry.id: entry for entry in parse(listed.stdout)}
     offline = _offline(config, environ)
-    yield judged_model(config.whisper_model, "whisper", entries, offline=offline)
-    if config.llm_model:
-        yield judged_model(config.llm_model, "llm", entries, offline=offline)
+    for name in config.whisper_model:
+        yield judged_model(name, "whisper", entries, offline=offline)
+    for name in config.llm_model:
+        yield judged_model(name, "llm", entries, offline=offline)
+    for name in config.embedding_model:
+        yield judged_model(name, "embedding", entries, offline=offline)
 
 
 def judged_model(name: str, kind: ModelKind, entries: Mapping[str, Entry], *, offline: bool) -> Check:
-    title = "speech model" if kind == "whisper" else "language model"
+    title = {"whisper": "speech model", "llm": "language model", "embedding": "embedding model"}[kind]
     if name and Path(name).expanduser().is_dir():
         return Check(title, "ok", f"{name} (a folder)")
     found = entries.get(name)
-    if found is not None and found.kind != kind:
+    # A language model may be made for embeddings; that is not told by its configuration.
+    if found is not None and found.kind != kind and (found.kind, kind) != ("llm", "embedding"):
         return Check(title, "stop", f"{name} is another kind of model", f"--{kind}-model takes a {title}")
     if found is not None and (found.ready or found.source == "starter"):
         return Check(title, "ok", f"{name} ({state(found)})")
@@ -192,6 +196,8 @@ def hub(config: Config, environ: Mapping[str, str]) -> Check:
 
 
 def port(config: Config) -> Check:
+    if config.uds:
+        return Check("socket", "ok", config.uds)
     if config.port == 0:
         return Check("port", "ok", "any free one")
     at = f"{config.host}:{config.port}"

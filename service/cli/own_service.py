@@ -5,7 +5,9 @@ Knows how to run `starling serve`; asks nothing of it but whether it is ready.
 
 from __future__ import annotations
 
+import os
 import re
+import secrets
 import subprocess
 import sys
 import tempfile
@@ -15,12 +17,20 @@ from contextlib import contextmanager
 from typing import TextIO
 
 import httpx
+import msgspec
 
-from service.config import Config, Setting, settings
+from service.config import PREFIX, Config, Setting, settings
+from service.names import by_id
 
 LOOK_S = 0.2
 END_S = 30.0
 """What an idle service may take to end; nothing runs in it by then."""
+
+OUTWARD = (
+    *("host", "port", "uds", "api_key", "api_key_file", "insecure", "allowed_host", "cors_origin"),
+    *("ready_file", "exit_with_parent"),
+)
+"""Settings of how a service meets the world; our own one meets nobody else."""
 
 
 class Unavailable(Exception):
@@ -28,24 +38,27 @@ class Unavailable(Exception):
 
 
 @contextmanager
-def started(config: Config, report: Callable[[str], None]) -> Iterator[str]:
-    """The URL of a service with these settings, once it is ready. Raises Unavailable.
+def started(config: Config, report: Callable[[str], None]) -> Iterator[tuple[str, str]]:
+    """URL and key of a service with these settings, once it is ready. Raises Unavailable.
 
-    It also ends when this process dies, because its standard input ends then.
+    It also ends when this process dies, because its standard input ends then. Nobody else can use it.
     """
-    with tempfile.TemporaryFile("w+", errors="replace") as log, _process(config, log) as process:
+    key = secrets.token_urlsafe(32)
+    with tempfile.TemporaryFile("w+", errors="replace") as log, _process(config, log, key) as process:
         url = _address(process)
         if url is None:
             raise Unavailable(_last_words(process, log))
-        wait_ready(url, report)
-        yield url
+        wait_ready(url, report, key)
+        yield url, key
 
 
 @contextmanager
-def _process(config: Config, log: TextIO) -> Iterator[subprocess.Popen[str]]:
+def _process(config: Config, log: TextIO, key: str) -> Iterator[subprocess.Popen[str]]:
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
     # A session of its own: Ctrl-C reaches this process alone, which then ends the service in good order.
     process = subprocess.Popen(
-        [sys.executable, "-P", "-m", "service", "serve", "--until-eof", *_flags(config)],
+        [sys.executable, "-P", "-m", "service", "serve", *_flags(config)],
+        env={**inherited, f"{PREFIX}API_KEY": key},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=log,
@@ -69,16 +82,22 @@ def _process(config: Config, log: TextIO) -> Iterator[subprocess.Popen[str]]:
 def _flags(config: Config) -> list[str]:
     """The settings as flags: the environment and a --config file are in them already."""
     flags = []
+    speech = {*by_id(config.whisper_model), *config.whisper_model}
+    aliases = tuple(pair for pair in config.model_alias if pair.partition("=")[2].strip() in speech)
+    # Whoever transcribes needs no other model.
+    config = msgspec.structs.replace(config, llm_model=(), embedding_model=(), model_alias=aliases)
     for setting in settings().values():
-        if setting.name not in ("host", "port"):
-            # Whoever transcribes needs no language model.
-            flags += _flag(setting, "" if setting.name == "llm_model" else getattr(config, setting.name))
-    return ["--host", "127.0.0.1", "--port", "0", *flags]
+        if setting.name not in OUTWARD:
+            flags += _flag(setting, getattr(config, setting.name))
+    return ["--host", "127.0.0.1", "--port", "0", "--exit-with-parent", *flags]
 
 
 def _flag(setting: Setting, value: object) -> list[str]:
     if setting.is_bool:
         return [setting.flag if value else setting.flag.replace("--", "--no-", 1)]
+    if isinstance(value, tuple):
+        # An empty one is said too: the environment may have another.
+        return [part for each in value or ("",) for part in (setting.flag, each)]
     return [setting.flag, str(value)]
 
 
@@ -96,17 +115,23 @@ def _last_words(process: subprocess.Popen[str], log: TextIO) -> str:
     return lines[-1].removeprefix("starling: ") if lines else f"the service ended with {process.returncode}"
 
 
-def wait_ready(url: str, report: Callable[[str], None]) -> None:
+def bearing(key: str) -> dict[str, str]:
+    """The headers of a request with that key; an empty one is none."""
+    return {"authorization": f"Bearer {key}"} if key else {}
+
+
+def wait_ready(url: str, report: Callable[[str], None], key: str) -> None:
     """Return once the service can transcribe. Raises Unavailable when it says that it never will by itself."""
     while True:
         try:
-            answer = httpx.get(f"{url}/ready", timeout=30)
+            answer = httpx.get(f"{url}/ready", timeout=30, headers=bearing(key))
         except httpx.HTTPError as error:
             raise Unavailable(f"the service at {url} does not answer: {error}") from error
         if answer.status_code == httpx.codes.OK:
             return
         body = answer.json()
-        if all(line["ready"] for line in body.get("workers", ()) if line["name"] != "llm") and "workers" in body:
+        speech = [line for line in body.get("workers", ()) if not line["name"].startswith("llm")]
+        if speech and all(line["ready"] for line in speech):
             return
         if body.get("status") != "starting":
             raise Unavailable(body["error"]["message"])

@@ -18,8 +18,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
-from service.cli import address
-from service.cli.own_service import Unavailable, started, wait_ready
+from service.cli import address, keys
+from service.cli.own_service import Unavailable, bearing, started, wait_ready
+from service.cli.refusal import CannotServe
 from service.config import Config
 
 SUFFIXES = {"text": "txt", "json": "json", "verbose_json": "json", "srt": "srt", "vtt": "vtt"}
@@ -70,7 +71,12 @@ def run(files: Sequence[str], wanted: Wanted, output: str | None, url: str | Non
     try:
         if folder:
             folder.mkdir(parents=True, exist_ok=True)
-        with Screen() as screen, _service(url, config, screen.say) as service, httpx.Client(timeout=TIMEOUT) as client:
+        config, _ = keys.settled(config)
+        with (
+            Screen() as screen,
+            _service(url, config, screen.say) as (service, key),
+            httpx.Client(timeout=TIMEOUT, headers=bearing(key)) as client,
+        ):
             for path, name in zip(paths, names, strict=True):
                 try:
                     result = _ask(client, service, path, wanted, screen)
@@ -79,7 +85,7 @@ def run(files: Sequence[str], wanted: Wanted, output: str | None, url: str | Non
                     screen.complain(f"{path}: {refused}")
                     continue
                 screen.put(result, folder / name if folder else None)
-    except Unavailable as error:
+    except (Unavailable, CannotServe) as error:
         print(f"starling: {error}", file=sys.stderr)
         return 1
     except OSError as error:
@@ -110,13 +116,14 @@ def output_names(inputs: Sequence[Path], suffix: str) -> list[Path]:
 
 
 @contextmanager
-def _service(url: str | None, config: Config, report: Callable[[str], None]) -> Iterator[str]:
-    """The one that was named, else the one that runs on the configured port, else one of our own."""
+def _service(url: str | None, config: Config, report: Callable[[str], None]) -> Iterator[tuple[str, str]]:
+    """The one that was named, else the one that runs on the configured port, else one of our own; and its key."""
+    key = config.api_key[0] if config.api_key else ""
     running = url.rstrip("/") if url else address.url(config.host, config.port)
     who = address.who_answers(running)
     if who == address.STARLING:
-        wait_ready(running, report)
-        yield running
+        wait_ready(running, report, key)
+        yield running, key
     elif url:
         raise Unavailable(f"no Starling answers at {running}" + (f", but {who}" if who else ""))
     else:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import logging
 
+import msgspec
+
 from protocol.errors import Failure
 from protocol.events import Guessed
 from protocol.jobs import Guess, Pcm, Span
@@ -87,7 +89,8 @@ class Guesser:
         job = Guess(
             Pcm(self._pcm, how.start, span.stop),
             self._spec.task,
-            how.decoding,
+            # A guess must be quick, also where the text itself takes more of a window.
+            msgspec.structs.replace(how.decoding, audio_ctx=self._spec.decoding.audio_ctx),
             said=self._partials.said,
             draft=self._partials.draft,
             context=how.context,

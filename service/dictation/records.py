@@ -11,7 +11,8 @@ import msgspec
 
 from protocol.errors import Kind
 from protocol.events import Segment, Timings, VocabularyReport
-from protocol.jobs import Reached, Span
+from protocol.jobs import Span
+from protocol.past import Reached
 from service.dictation.segmentation import State
 from service.transcripts import Meta
 

@@ -26,6 +26,10 @@ NOT_IN_A_SESSION = {
 """Fields of a file's transcript that take their default only, and what to use instead."""
 
 
+HIDDEN = (*NO_FIELDS, *NOT_IN_A_SESSION, *requests.NOT_YET, "faithful")
+"""Members of the struct that no client can set."""
+
+
 class SessionRequest(TranscriptRequest, frozen=True, kw_only=True):
     """A session's transcript. Its fields about a file's are the file's own, limits and rules too."""
 
@@ -35,8 +39,11 @@ class SessionRequest(TranscriptRequest, frozen=True, kw_only=True):
     audio_ctx: Annotated[int, Meta(ge=64, le=FULL_CONTEXT)] | Literal["auto"] = "auto"
     task: Task = "transcribe"
     segmentation: Segmentation = "vad"
+    """`vad`: an utterance ends at a pause and is transcribed at once; `window`: each full 30 s."""
     vad_silence_ms: Annotated[int, Meta(ge=100, le=5_000)] = 500
+    """The pause that ends an utterance."""
     partials: bool = False
+    """Tell what is being said before it is final."""
 
     def spec(self, id: str, created: int, model: str) -> Spec:
         """`created` in Unix seconds; `model`: the id of the one that serves."""

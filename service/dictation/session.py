@@ -69,6 +69,7 @@ class Session:
         self.spec: Spec = stored.spec
         self._stored = stored
         self._live = live
+        self._whisper = whisper
         self._max_samples = int(max_seconds * SAMPLE_RATE)
         self._bell = Bell()
         self._adding = asyncio.Lock()
@@ -77,7 +78,7 @@ class Session:
         """Why nothing can be asked of it any more: it was removed, or the service ends."""
         self._owner: asyncio.Task[None] | None = None
         self._story = Story(stored.spec, stored, stored.story)
-        self._patience = Patience(turns, self._bell.ring)
+        self._patience = Patience(self._bell.ring)
         self._listener = Listener(stored, self._story, live, self._patience, self._heard)
         self._guesser = Guesser(stored, self._story, self._listener, whisper, turns)
         self._writer = Writer(stored, self._story, self._listener, whisper, live, self._patience, self._guesser.draft)
@@ -190,6 +191,8 @@ class Session:
             self._check_open(seq, number)
             if chunk.path is None:
                 chunks.check(chunk.raw, chunk.data)
+            # Who speaks will be written, though perhaps not for a while.
+            self._whisper.touch()
             try:
                 await self._append(number, chunk)
             finally:

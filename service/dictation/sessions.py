@@ -26,6 +26,7 @@ from service.dictation.records import Reason
 from service.dictation.request import SessionRequest
 from service.dictation.session import Accepted, Session
 from service.dictation.store import Store, Stored
+from service.dictation.story import SessionState
 from service.transcripts import Transcript
 
 log = logging.getLogger("starling.dictation")
@@ -39,6 +40,8 @@ class Limits:
     """One that has ended is removed after so many seconds."""
     most: int
     """Sessions that have not ended, at once."""
+    most_of_one: int
+    """Of these, of one client. Those that an earlier service left are nobody's."""
 
 
 class View(msgspec.Struct, frozen=True):
@@ -46,7 +49,7 @@ class View(msgspec.Struct, frozen=True):
 
     id: str
     model: str
-    state: str
+    state: SessionState
     created: int
     expires_at: int
     """When it is finished for want of audio; once it has ended, when it is removed."""
@@ -60,6 +63,8 @@ class _Entry:
     stored: Stored
     session: Session
     life: Life
+    client: str = ""
+    """Who made it; empty: nobody knows."""
     expiring: bool = False
 
     @property
@@ -75,7 +80,7 @@ class Sessions:
         self._conduct = conduct
         self._limits = limits
         self._entries: dict[str, _Entry] = {}
-        self._creating = 0
+        self._creating: Counter[str] = Counter()
         self._stopping = False
         self._changed = asyncio.Event()
         self._owner: asyncio.Task[None] | None = None
@@ -113,22 +118,28 @@ class Sessions:
             log.warning("some dictations did not stop in time; the next service goes on from their files")
         await asyncio.to_thread(_mark, entries)
 
-    async def create(self, request: SessionRequest, model: str, vocabulary: VocabularyReport | None) -> dict[str, Any]:
+    async def create(
+        self, request: SessionRequest, model: str, vocabulary: VocabularyReport | None, client: str = ""
+    ) -> dict[str, Any]:
         """A new session as its client is told of it. Raises TooManySessions, DiskFull and ShuttingDown."""
-        if sum(not entry.ended for entry in self._entries.values()) + self._creating >= self._limits.most:
-            raise TooManySessions(
-                f"{self._limits.most} sessions are open already, and no more are allowed; finish or delete one"
-            )
-        self._creating += 1
-        return await to_the_end(self._create(request, model, vocabulary))
+        open_ones = Counter(entry.client for entry in self._entries.values() if not entry.ended) + self._creating
+        if open_ones.total() >= self._limits.most:
+            raise _too_many("", self._limits.most)
+        if client and open_ones[client] >= self._limits.most_of_one:
+            raise _too_many(" of this client", self._limits.most_of_one)
+        self._creating[client] += 1
+        return await to_the_end(self._create(request, model, vocabulary, client))
 
-    async def _create(self, request: SessionRequest, model: str, vocabulary: VocabularyReport | None) -> dict[str, Any]:
+    async def _create(
+        self, request: SessionRequest, model: str, vocabulary: VocabularyReport | None, client: str
+    ) -> dict[str, Any]:
         spec = request.spec(f"ses_{secrets.token_hex(12)}", int(time.time()), model)
         try:
             stored = await asyncio.to_thread(self._store.create, spec)
         finally:
-            self._creating -= 1
+            self._creating[client] -= 1
         entry = self._adopt(stored)
+        entry.client = client
         begun = self._begun(entry, vocabulary)
         try:
             if self._stopping:
@@ -270,6 +281,10 @@ class Sessions:
         self._entries.pop(entry.session.spec.id, None)
         await entry.session.close(reason)
         await asyncio.to_thread(entry.stored.remove)
+
+
+def _too_many(whose: str, most: int) -> TooManySessions:
+    return TooManySessions(f"{most} sessions{whose} are open already, and no more are allowed; finish or delete one")
 
 
 def _mark(entries: list[_Entry]) -> None:

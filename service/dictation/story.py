@@ -15,7 +15,8 @@ import msgspec
 
 from protocol.errors import BY_KIND, Failure, SessionFailed, ShuttingDown
 from protocol.events import Segment, Timings, VocabularyReport
-from protocol.jobs import Reached, Span
+from protocol.jobs import Span
+from protocol.past import Reached
 from protocol.settings import SAMPLE_RATE
 from service import errors, transcripts
 from service.dictation import records

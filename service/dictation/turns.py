@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from contextlib import nullcontext
 from typing import TypeVar
 
 from protocol.errors import Failure, InternalError, QueueFull, RequestTimeout, Unavailable, WorkerCrashed
@@ -21,11 +20,9 @@ log = logging.getLogger("starling.dictation")
 
 GUESSES = 2
 """Guesses at what is being said that all sessions together may ask for at once: they are a courtesy."""
-SUSPECT = 2
-"""Crashes over one job after which it is tried alone: of many that were in a process when it ended, one is to blame."""
-POISON = 8
-"""Crashes in a row over one job after which it is not tried again. With the pool's backoff this takes minutes, and
-nobody kills workers for so long by chance."""
+POISON = 3
+"""Times in a row that the pool has given a job up, each time for several crashes, after which it is not tried again.
+Nobody kills workers for so long by chance."""
 FIRST_DELAY = 0.1
 LONGEST_DELAY = 5.0
 """Seconds between two tries, doubling, where the pool itself does not make a job wait (it does after a crash)."""
@@ -38,14 +35,12 @@ class Turns:
 
     def __init__(self) -> None:
         self.guesses = asyncio.Semaphore(GUESSES)
-        self.suspects = asyncio.Lock()
 
 
 class Patience:
     """One session's: repeats what fails for reasons that pass. `changed` is called when `stuck` has changed."""
 
-    def __init__(self, turns: Turns, changed: Callable[[], None]) -> None:
-        self._turns = turns
+    def __init__(self, changed: Callable[[], None]) -> None:
         self._changed = changed
         self._stuck: dict[object, Failure] = {}
 
@@ -70,8 +65,7 @@ class Patience:
         crashes, delay = 0, FIRST_DELAY
         while True:
             try:
-                async with self._turns.suspects if crashes >= SUSPECT else nullcontext():
-                    return await attempt()
+                return await attempt()
             except (QueueFull, Unavailable, RequestTimeout, InternalError) as failure:
                 broken = worker is not None and worker.failure is not None
                 if isinstance(failure, WorkerCrashed | InternalError) and not broken:

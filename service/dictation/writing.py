@@ -9,7 +9,7 @@ import math
 import time
 from collections.abc import Callable, Iterable
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import msgspec
@@ -20,7 +20,7 @@ from protocol.jobs import DetectSpeech, Pcm, Span, Transcribe
 from protocol.settings import SAMPLE_RATE
 from service import reply, transcripts
 from service.dictation.bell import Bell, Errand
-from service.dictation.context import hearing
+from service.dictation.context import Hearing, hearing, misheard, within
 from service.dictation.listening import Listener
 from service.dictation.records import Committed
 from service.dictation.store import Stored
@@ -130,6 +130,15 @@ class Writer:
     async def _utterance(self, span: Span, bell: Bell) -> Written | None:
         """The utterance's text, once it is certain that it has ended; None when it has not."""
         how = hearing(self._spec, self._story, span, serving(self._whisper))
+        written = await self._heard(how, span)
+        if misheard(self._story, how, span, written.segments):
+            how = hearing(self._spec, self._story, span, serving(self._whisper), alone=True)
+            written = await self._heard(how, span)
+        written = replace(written, segments=within(written.segments, span.stop - how.start))
+        await bell.until(lambda: self._has_ended(span) or self._next() != span)
+        return written if self._has_ended(span) else None
+
+    async def _heard(self, how: Hearing, span: Span) -> Written:
         job = Transcribe(
             Pcm(self._pcm, how.start, span.stop),
             self._spec.task,
@@ -138,9 +147,7 @@ class Writer:
             draft=self._draft(span.start),
             context=how.context,
         )
-        written = await self._patience.insist(partial(self._ask, job), self._whisper)
-        await bell.until(lambda: self._has_ended(span) or self._next() != span)
-        return written if self._has_ended(span) else None
+        return await self._patience.insist(partial(self._ask, job), self._whisper)
 
     # By windows.
 

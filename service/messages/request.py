@@ -11,13 +11,12 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from protocol.errors import InvalidRequest, MissingField, UnsupportedValue
+from protocol.errors import MissingField, UnsupportedValue
 from protocol.jobs import Chat, Sampling
 from service import forms
-from service.chat.naming import renamed
-from service.chat.request import ChatRequest, Pin, check_chat, decoded
+from service.chat.request import ChatRequest, Pin, decoded, job_of, same
 from service.chat.shapes import JsonSchema, ResponseFormat
-from service.chat.tools import MOST_TOOLS, Choice, Chosen, GivenFunction, GivenTool, Name, NamedFunction
+from service.chat.tools import MOST_TOOLS, Choice, Chosen, GivenFunction, GivenTool, NamedFunction
 from service.messages.blocks import Texts, Turn, conversation
 
 NO_EFFECT = (
@@ -35,10 +34,24 @@ NO_EFFECT = (
 """They only steer a hosted service. The prompt cache needs no marks: it finds the longest beginning by itself."""
 
 
+UNCOUNTED = ("max_tokens", "stop_sequences", "stream")
+"""Fields of a message that make its prompt no longer."""
+
+
+ToolName = Annotated[
+    str,
+    Meta(
+        pattern=r"^[A-Za-z0-9_-]{1,128}\Z",
+        description="a name of 1 to 128 letters, digits, underscores and dashes",
+    ),
+]
+"""Anthropic's names may be longer than OpenAI's."""
+
+
 class ToolGiven(msgspec.Struct, frozen=True):
     """A tool of the client. Those that Anthropic runs have a type of their own and are refused by it."""
 
-    name: Name
+    name: ToolName
     input_schema: dict[str, Any] | None = None
     description: str | None = None
     type: str | None = None
@@ -95,8 +108,7 @@ class CountRequest(Sampling, frozen=True, kw_only=True):
         config = self.output_config or OutputConfig()
         thinks = {"enable_thinking": self.thinking.type != "disabled"} if self.thinking else {}
         return ChatRequest(
-            **{name: getattr(self, name) for name in Sampling.__struct_fields__},
-            model=self.model,
+            **same(self),
             messages=conversation(self.system, self.messages),
             tools=tuple(_tool(tool, f"tools[{index}]") for index, tool in enumerate(self.tools)),
             tool_choice=_choice(self.tool_choice),
@@ -104,14 +116,11 @@ class CountRequest(Sampling, frozen=True, kw_only=True):
             reasoning_effort=config.effort,
             response_format=_format(config.format),
             chat_template_kwargs=thinks | (self.chat_template_kwargs or {}),
-            adapter=self.adapter,
-            session_id=self.session_id,
-            prompt_cache_key=self.prompt_cache_key,
         )
 
     def job(self, client: str, *, trace: bool) -> Chat:
         """Raises what is wrong with a message or a tool, or cannot be had."""
-        return _job(self.chat, client, trace=trace)
+        return job_of(self.chat, NAMES, client, trace=trace)
 
 
 class MessagesRequest(CountRequest, frozen=True, kw_only=True):
@@ -129,7 +138,7 @@ class MessagesRequest(CountRequest, frozen=True, kw_only=True):
     def job(self, client: str, *, trace: bool) -> Chat:
         """As CountRequest's."""
         asked = msgspec.structs.replace(self.chat, max_tokens=self.max_tokens, stop=self.stop_sequences)
-        return _job(asked, client, trace=trace)
+        return job_of(asked, NAMES, client, trace=trace)
 
 
 def read_messages(members: Mapping[str, Any]) -> tuple[MessagesRequest, list[str]]:
@@ -139,7 +148,7 @@ def read_messages(members: Mapping[str, Any]) -> tuple[MessagesRequest, list[str
 
 def read_count(members: Mapping[str, Any]) -> tuple[CountRequest, list[str]]:
     """As `read_messages`. Fields of that are known and without effect, so that the same body may be counted."""
-    return decoded(CountRequest, members, (*NO_EFFECT, "max_tokens", "stop_sequences", "stream"))
+    return decoded(CountRequest, members, (*NO_EFFECT, *UNCOUNTED))
 
 
 NAMES = (
@@ -149,14 +158,6 @@ NAMES = (
     ("response_format", "output_config.format"),
 )
 """A chat's names for fields, and Anthropic's."""
-
-
-def _job(asked: ChatRequest, client: str, *, trace: bool) -> Chat:
-    try:
-        check_chat(asked)
-        return asked.job(client, trace=trace)
-    except InvalidRequest as refusal:
-        raise renamed(refusal, NAMES) from None
 
 
 def _tool(tool: ToolGiven, place: str) -> GivenTool:

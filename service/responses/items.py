@@ -128,12 +128,12 @@ def _message(item: Item, place: str, called: set[str]) -> Message | None:
             role = "system" if item.role == "developer" else item.role
             return Message(role=role, content=_text(item.content, f"{place}.content"))
         case "function_call":
-            call_id, name = _needed(item, "call_id", place), _needed(item, "name", place)
+            call_id, name = needed(item, "call_id", place), needed(item, "name", place)
             called.add(call_id)
-            call = ToolCall(Function(name, _needed(item, "arguments", place)), id=call_id)
+            call = ToolCall(Function(name, needed(item, "arguments", place)), id=call_id)
             return Message(role="assistant", content="", tool_calls=(call,))
         case "function_call_output":
-            call_id = _needed(item, "call_id", place)
+            call_id = needed(item, "call_id", place)
             if call_id not in called:
                 raise InvalidValue(
                     f"{place}.call_id: no function_call before it has the call_id {call_id[: forms.SHOWN]!r}",
@@ -154,7 +154,8 @@ def _message(item: Item, place: str, called: set[str]) -> Message | None:
             )
 
 
-def _needed(item: Item, name: str, place: str) -> str:
+def needed(item: Item, name: str, place: str) -> str:
+    """A member that the item's type must have. Raises MissingField."""
     value = getattr(item, name)
     if not isinstance(value, str):
         raise _missing(f"{place}.{name}")

@@ -6,6 +6,8 @@ import secrets
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import msgspec
+
 from protocol.errors import Failure
 from protocol.events import ChoiceEnded, Delta, GenDefaults, Generated, Started
 from protocol.tools import CallPart
@@ -160,7 +162,8 @@ class Answer:
         if self._open is None:
             return
         item = self._output[-1]
-        item["status"] = status
+        # A call that is whole is one even if the answer was cut behind it.
+        item["status"] = "completed" if _is_object(item.get("arguments")) else status
         match item["type"]:
             case "message":
                 part = self._part()
@@ -200,6 +203,15 @@ class Answer:
 def _copy(item: Body) -> Body:
     """What goes on to grow, as it is now."""
     return {name: list(value) if isinstance(value, list) else value for name, value in item.items()}
+
+
+def _is_object(arguments: str | None) -> bool:
+    """Whether a call's arguments are whole."""
+    try:
+        msgspec.json.decode(arguments or "", type=dict[str, Any])
+    except (msgspec.DecodeError, RecursionError):
+        return False
+    return True
 
 
 def _usage(usage: Usage) -> Body:

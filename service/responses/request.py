@@ -11,11 +11,10 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from protocol.errors import InvalidRequest, InvalidValue, MissingField, UnsupportedValue
+from protocol.errors import InvalidValue, MissingField, UnsupportedValue
 from protocol.jobs import Chat, Sampling
 from service import forms
-from service.chat.naming import renamed
-from service.chat.request import ChatRequest, Pin, check_chat, decoded
+from service.chat.request import ChatRequest, Pin, decoded, job_of, same
 from service.chat.shapes import JsonSchema, ResponseFormat, SchemaName
 from service.chat.tools import (
     MOST_TOOLS,
@@ -45,8 +44,30 @@ NO_EFFECT = (
 )
 """They only steer a hosted service, or the tools that run there."""
 
+NOT_HERE = {
+    "background": "an answer is only made while its client waits for it",
+    "conversation": "use previous_response_id",
+    "prompt": "prompt templates are kept at OpenAI; send instructions and input",
+}
+"""Fields that are refused, and why."""
+
 MOST_METADATA = 16
 """OpenAI's limit."""
+
+MetadataName = Annotated[str, Meta(max_length=64)]
+MetadataValue = Annotated[str, Meta(max_length=512)]
+
+Included = Literal[
+    "message.output_text.logprobs",
+    "reasoning.encrypted_content",
+    "message.input_image.image_url",
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs",
+]
+"""Of these only the first has an effect: nothing here makes the others."""
 
 
 class ToolGiven(msgspec.Struct, frozen=True):
@@ -111,9 +132,9 @@ class ResponsesRequest(Sampling, frozen=True, kw_only=True):
     parallel_tool_calls: bool = True
     text: TextConfig | None = None
     reasoning: Reasoning | None = None
-    include: tuple[str, ...] = ()
+    include: tuple[Included, ...] = ()
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
-    metadata: dict[str, str] | None = None
+    metadata: dict[MetadataName, MetadataValue] | None = None
     truncation: Literal["auto", "disabled"] = "disabled"
     background: bool = False
     conversation: Any = None
@@ -140,8 +161,7 @@ class ResponsesRequest(Sampling, frozen=True, kw_only=True):
         Raises what is wrong with an item or a tool, or cannot be had.
         """
         asked = ChatRequest(
-            **{name: getattr(self, name) for name in Sampling.__struct_fields__},
-            model=self.model,
+            **same(self),
             messages=conversation(before, self.instructions, items),
             max_tokens=self.max_output_tokens,
             tools=tuple(_tool(tool, f"tools[{index}]") for index, tool in enumerate(self.tools)),
@@ -152,17 +172,10 @@ class ResponsesRequest(Sampling, frozen=True, kw_only=True):
             logprobs=self.logprobs,
             top_logprobs=self.top_logprobs if self.logprobs else None,
             chat_template_kwargs=self.chat_template_kwargs,
-            adapter=self.adapter,
-            session_id=self.session_id,
-            prompt_cache_key=self.prompt_cache_key,
         )
-        try:
-            if not asked.messages:
-                raise MissingField("input is missing: there is nothing to answer", param="input")
-            check_chat(asked)
-            return asked.job(client, trace=trace)
-        except InvalidRequest as refusal:
-            raise renamed(refusal, NAMES) from None
+        if not asked.messages:
+            raise MissingField("input is missing: there is nothing to answer", param="input")
+        return job_of(asked, NAMES, client, trace=trace)
 
 
 def read(members: Mapping[str, Any]) -> tuple[ResponsesRequest, list[str]]:
@@ -173,11 +186,7 @@ def read(members: Mapping[str, Any]) -> tuple[ResponsesRequest, list[str]]:
     request, ignored = decoded(ResponsesRequest, members, NO_EFFECT)
     if request.metadata and len(request.metadata) > MOST_METADATA:
         raise InvalidValue(f"metadata must have at most {MOST_METADATA} entries", param="metadata")
-    for name, why in (
-        ("background", "an answer is only made while its client waits for it"),
-        ("conversation", "use previous_response_id"),
-        ("prompt", "prompt templates are kept at OpenAI; send instructions and input"),
-    ):
+    for name, why in NOT_HERE.items():
         if getattr(request, name):
             raise UnsupportedValue(f"{name} is not supported: {why}", param=name)
     if request.truncation == "auto":

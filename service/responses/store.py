@@ -11,12 +11,13 @@ from __future__ import annotations
 import logging
 import os
 import sqlite3
+import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -24,6 +25,7 @@ from protocol.errors import DiskFull, UnknownResponse
 from service import disk
 
 Item = dict[str, Any]
+T = TypeVar("T")
 
 FILE = "responses.sqlite3"
 BUSY_S = 10.0
@@ -35,7 +37,7 @@ CREATE TABLE IF NOT EXISTS responses (
     input BLOB NOT NULL
 );
 CREATE INDEX IF NOT EXISTS responses_used ON responses (used);
-CREATE TABLE IF NOT EXISTS items (id TEXT PRIMARY KEY, response TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS items (id TEXT NOT NULL, response TEXT NOT NULL, PRIMARY KEY (id, response));
 CREATE INDEX IF NOT EXISTS items_response ON items (response);
 CREATE TRIGGER IF NOT EXISTS items_go AFTER DELETE ON responses BEGIN
     DELETE FROM items WHERE response = OLD.id;
@@ -64,6 +66,7 @@ class ResponseStore:
         self._max_bytes = max_bytes
         self._keep_s = keep_s
         self._clock = clock
+        self._turn = threading.Lock()
 
     def put(self, response: Stored, chain: Sequence[str] = ()) -> None:
         """Keep it; `chain` are the ids that it goes on from, which stay as long as it does. Raises DiskFull.
@@ -73,7 +76,8 @@ class ResponseStore:
         body, given = msgspec.json.encode(response.body), msgspec.json.encode(response.input)
         size, now = len(body) + len(given), self._clock()
         items = [(item["id"], response.id) for item in (*response.input, *response.body["output"])]
-        with self._open() as database:
+
+        def put(database: sqlite3.Connection) -> None:
             database.execute(
                 "INSERT OR REPLACE INTO responses VALUES (?, ?, ?, ?, ?, ?)",
                 (response.id, response.previous, now, size, body, given),
@@ -82,36 +86,51 @@ class ResponseStore:
             database.executemany("UPDATE responses SET used = ? WHERE id = ?", [(now, id) for id in chain])
             self._evict(database, now)
 
+        self._do(put)
+
     def get(self, id: str, *, param: str | None = None) -> Stored:
         """Raises UnknownResponse."""
-        with self._open() as database:
-            return self._get(database, id, param)
+        return self._do(lambda database: self._get(database, id, param))
 
     def chain(self, id: str) -> tuple[Stored, ...]:
         """The conversation up to this response, the first turn first. Raises UnknownResponse."""
-        found: list[Stored] = []
-        with self._open() as database:
+
+        def chain(database: sqlite3.Connection) -> tuple[Stored, ...]:
+            found: list[Stored] = []
             previous: str | None = id
             while previous is not None:
                 found.append(self._get(database, previous, "previous_response_id"))
                 previous = found[-1].previous
-        return tuple(reversed(found))
+            return tuple(reversed(found))
+
+        return self._do(chain)
 
     def item(self, id: str, *, param: str) -> Item:
         """An item of a response that is kept, by its own id. Raises UnknownResponse."""
-        with self._open() as database:
-            row = database.execute("SELECT response FROM items WHERE id = ?", (id,)).fetchone()
+
+        def stored(database: sqlite3.Connection) -> Stored:
+            # Clients send what they were answered again, under its id: the first response is the one that made it.
+            query = (
+                "SELECT response FROM items JOIN responses ON responses.id = response "
+                "WHERE items.id = ? AND used >= ? ORDER BY responses.rowid"
+            )
+            row = database.execute(query, (id, self._clock() - self._keep_s)).fetchone()
             if row is None:
                 raise UnknownResponse(f"no response that is kept here has an item {id[:100]!r}", param=param)
-            stored = self._get(database, row[0], param)
-        return next(item for item in (*stored.input, *stored.body["output"]) if item["id"] == id)
+            return self._get(database, row[0], param)
+
+        found = self._do(stored)
+        return next(item for item in (*found.input, *found.body["output"]) if item["id"] == id)
 
     def remove(self, id: str) -> None:
         """Raises UnknownResponse."""
-        with self._open() as database:
+
+        def remove(database: sqlite3.Connection) -> None:
             self._get(database, id, None)
             database.execute("DELETE FROM responses WHERE id = ?", (id,))
             database.execute("PRAGMA incremental_vacuum")
+
+        self._do(remove)
 
     def _get(self, database: sqlite3.Connection, id: str, param: str | None) -> Stored:
         oldest = self._clock() - self._keep_s
@@ -123,7 +142,12 @@ class ResponseStore:
                 param=param,
             )
         previous, body, given = row
-        return Stored(id, previous, msgspec.json.decode(body), tuple(msgspec.json.decode(given)))
+        try:
+            return Stored(id, previous, msgspec.json.decode(body), tuple(msgspec.json.decode(given)))
+        except msgspec.DecodeError as error:
+            # What SQLite does not look at it does not find damaged.
+            log.warning("the response %s is damaged", id)
+            raise UnknownResponse(f"the response {id[:100]!r} is damaged", param=param) from error
 
     def _evict(self, database: sqlite3.Connection, now: float) -> None:
         database.execute("DELETE FROM responses WHERE used < ?", (now - self._keep_s,))
@@ -141,29 +165,34 @@ class ResponseStore:
         log.info("%d stored responses made room for others", len(gone))
         database.execute("PRAGMA incremental_vacuum")
 
-    @contextmanager
-    def _open(self) -> Iterator[sqlite3.Connection]:
-        """A transaction, undone when something is raised. A file that is damaged is put aside once."""
+    def _do(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """In a transaction, undone when something is raised. A file that is damaged, wherever that shows, is put aside,
+        and the work is done with an empty one."""
+        # One after the other, so that no file is put aside under somebody. Most of the time is the disk's anyway.
+        with self._turn:
+            try:
+                return self._once(work)
+            except sqlite3.DatabaseError as error:
+                if not _is_damage(error):
+                    raise
+                self._put_aside(error)
+            return self._once(work)
+
+    def _once(self, work: Callable[[sqlite3.Connection], T]) -> T:
         try:
-            with closing(self._connected()) as database, database:
-                yield database
+            with closing(self._connect()) as database, database:
+                return work(database)
         except sqlite3.OperationalError as error:
             if error.sqlite_errorcode != sqlite3.SQLITE_FULL:
                 raise
             raise DiskFull("the server's disk is full: the response could not be stored") from error
 
-    def _connected(self) -> sqlite3.Connection:
-        try:
-            return self._connect()
-        except sqlite3.DatabaseError as error:
-            if error.sqlite_errorcode not in _DAMAGED:
-                raise
-            aside = self._path.with_suffix(".damaged")
-            log.warning("%s is damaged (%s): it is put aside as %s", self._path, error, aside.name)
-            self._path.replace(aside)
-            for journal in ("-wal", "-shm"):
-                Path(f"{self._path}{journal}").unlink(missing_ok=True)
-            return self._connect()
+    def _put_aside(self, error: sqlite3.DatabaseError) -> None:
+        aside = self._path.with_suffix(".damaged")
+        log.warning("%s is damaged (%s): it is put aside as %s", self._path, error, aside.name)
+        self._path.replace(aside)
+        for journal in ("-wal", "-shm"):
+            Path(f"{self._path}{journal}").unlink(missing_ok=True)
 
     def _connect(self) -> sqlite3.Connection:
         self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -180,3 +209,8 @@ class ResponseStore:
             database.close()
             raise
         return database
+
+
+def _is_damage(error: sqlite3.DatabaseError) -> bool:
+    """The lowest byte says it; the others say where."""
+    return error.sqlite_errorcode & 0xFF in _DAMAGED

@@ -52,6 +52,11 @@ def test_a_model_that_is_nowhere_is_not_found(service: Scripted, name: str) -> N
     assert ask(service.app, "GET", f"/v1/models/{name}").error == (404, "model_not_found", None)
 
 
+@pytest.mark.parametrize(("path", "meant"), [("/v1/models/", "/v1/models"), ("/v1/models/x/", "/v1/models/x")])
+def test_a_slash_behind_a_model_s_name_is_pointed_out(service: Scripted, path: str, meant: str) -> None:
+    assert f"; {meant} is probably meant" in ask(service.app, "GET", path).json["error"]["message"]
+
+
 @pytest.mark.parametrize(
     ("method", "path", "allow"),
     [
@@ -90,11 +95,20 @@ def test_the_map_lists_every_route(service: Scripted) -> None:
         ("GET", "/v1/responses/{id}"),
         ("DELETE", "/v1/responses/{id}"),
         ("GET", "/v1/responses/{id}/input_items"),
+        ("GET", "/v1/adapters"),
+        ("POST", "/v1/adapters"),
+        ("DELETE", "/v1/adapters/{id}"),
+        ("POST", "/v1/embeddings"),
         ("GET", "/v1"),
         ("GET", "/v1/models"),
         ("GET", "/v1/models/{id}"),
+        ("POST", "/admin/transcription/unload"),
+        ("POST", "/admin/llm/unload"),
+        ("GET", "/openapi.json"),
+        ("GET", "/docs"),
         ("GET", "/health"),
         ("GET", "/ready"),
+        ("GET", "/metrics"),
         ("GET", "/stats"),
     ]
 
@@ -182,7 +196,7 @@ def test_a_refused_body_is_read_on_so_that_the_refusal_is_seen(service: Scripted
 def test_lifespan_does_not_wait_for_the_workers(tmp_path: Path) -> None:
     """The real pools and spool; their processes cannot load such a model, and nobody waits for them to say so."""
     config = Config(
-        data_dir=str(tmp_path), whisper_model=str(tmp_path / "nothing"), llm_model="", grace=0.1, media_workers=1
+        data_dir=str(tmp_path), whisper_model=(str(tmp_path / "nothing"),), llm_model=(), grace=0.1, media_workers=1
     )
 
     async def main() -> None:

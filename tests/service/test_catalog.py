@@ -11,13 +11,15 @@ import pytest
 
 from protocol.errors import ModelNotConfigured, ModelNotFound, WrongModelKind
 from protocol.events import GenDefaults, Model
-from service.catalog import Catalog, public_id
+from service.catalog import Catalog, Loaded
+from service.names import by_alias, by_id, public_id
 
 WHISPER = {"n_mels": 80, "n_audio_ctx": 1500, "n_audio_layer": 4, "n_text_layer": 4, "n_vocab": 51865}
 
 
-def catalog(whisper: str = "whisper-base", llm: str = "", *, strict: bool = False) -> Catalog:
-    return Catalog(whisper, llm, strict, 1_700_000_000)
+def catalog(*speech: str, llm: str = "", strict: bool = False, **aliases: str) -> Catalog:
+    names = by_id(speech or ("whisper-base",))
+    return Catalog(names, by_id(llm.split()), strict, 1_700_000_000, aliases)
 
 
 def put(cache: Path, name: str, config: dict[str, Any] | str | None, weights: str | None) -> None:
@@ -57,7 +59,7 @@ def test_the_cache_lists_the_models_that_could_serve(cache: Path) -> None:
     put(cache, "mlx-community/unheard-of", {"model_type": "unheard_of"}, "model.safetensors")
     put(cache, "mlx-community/broken", "{", "model.safetensors")
     put(cache, "mlx-community/none", None, "model.safetensors")
-    listed = catalog().listing(None, None)
+    listed = catalog().listing({})
     assert [(each.id, each.configured, each.resident, each.capabilities.translation) for each in listed] == [
         ("whisper-base", True, False, True),
         ("mlx-community/qwen", False, False, False),
@@ -65,7 +67,7 @@ def test_the_cache_lists_the_models_that_could_serve(cache: Path) -> None:
         ("mlx-community/whisper-tiny.en-mlx", False, False, False),
         ("openai/whisper-large-v3-turbo", False, False, False),
     ]
-    assert catalog().find("mlx-community/whisper-tiny", None, None).object == "model"
+    assert catalog().find("mlx-community/whisper-tiny", {}).object == "model"
 
 
 def test_a_cached_model_of_another_kind_is_known_as_such(cache: Path) -> None:
@@ -80,18 +82,18 @@ def test_a_cached_model_of_another_kind_is_known_as_such(cache: Path) -> None:
 
 def test_there_may_be_no_cache(cache: Path) -> None:
     cache.rmdir()
-    assert [each.id for each in catalog().listing(None, None)] == ["whisper-base"]
+    assert [each.id for each in catalog().listing({})] == ["whisper-base"]
 
 
 def test_a_loaded_model_says_itself_what_it_can(cache: Path) -> None:
     loaded = Model("whisper-base", "whisper", ("en",), False, 1, "float32")
-    (listed,) = catalog().listing(loaded, None)
+    (listed,) = catalog().listing({"whisper-base": Loaded(loaded, resident=True)})
     assert (listed.resident, listed.capabilities.translation, listed.created) == (True, False, 1_700_000_000)
 
 
 @pytest.mark.parametrize("name", ["whisper-tiny.en", "openai/whisper-large-v3-turbo", "distil-whisper/distil-large-v3"])
 def test_until_it_is_loaded_its_name_says_that_it_cannot_translate(cache: Path, name: str) -> None:
-    assert catalog(name).listing(None, None)[0].capabilities.translation is False
+    assert catalog(name).listing({})[0].capabilities.translation is False
 
 
 def test_a_folders_path_is_no_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,7 +117,7 @@ def test_strict_and_lenient(cache: Path) -> None:
 
 def test_a_loaded_language_model_tells_its_window_and_how_it_samples(cache: Path) -> None:
     loaded = Model("qwen", "llm", (), False, 1, "float32", 8192, GenDefaults(0.7, 0.9, 40))
-    _, listed = catalog(llm="qwen").listing(None, loaded)
+    _, listed = catalog(llm="qwen").listing({"qwen": Loaded(loaded, resident=True)})
     assert json.loads(msgspec.json.encode(listed)) == {
         "id": "qwen",
         "object": "model",
@@ -128,9 +130,9 @@ def test_a_loaded_language_model_tells_its_window_and_how_it_samples(cache: Path
             "transcription": False,
             "translation": False,
             "embeddings": False,
-            "adapters": False,
+            "adapters": True,
             "tools": True,
-            "structured_outputs": False,
+            "structured_outputs": True,
         },
         "context_window": 8192,
         "gen_defaults": {"temperature": 0.7, "top_p": 0.9, "top_k": 40},
@@ -138,15 +140,15 @@ def test_a_loaded_language_model_tells_its_window_and_how_it_samples(cache: Path
 
 
 def test_a_language_model_that_is_not_loaded_tells_its_kind_alone(cache: Path) -> None:
-    _, listed = catalog(llm="x/qwen").listing(None, None)
+    _, listed = catalog(llm="x/qwen").listing({})
     body = json.loads(msgspec.json.encode(listed))
     assert (body["id"], body["resident"], body["capabilities"]["chat_completions"]) == ("x/qwen", False, True)
     assert body.keys() & {"transcription", "context_window", "gen_defaults"} == set()
-    assert catalog(llm="x/qwen").find("x/qwen", None, None) == listed
+    assert catalog(llm="x/qwen").find("x/qwen", {}) == listed
 
 
 def test_a_speech_model_is_listed_as_one(cache: Path) -> None:
-    (listed,) = catalog().listing(None, None)
+    (listed,) = catalog().listing({})
     body = json.loads(msgspec.json.encode(listed))
     assert (body["transcription"], body["capabilities"]["transcription"]) == (True, True)
     assert body["capabilities"]["chat_completions"] is False
@@ -178,3 +180,50 @@ def test_no_language_model_says_how_to_get_one(cache: Path) -> None:
     for strict in (True, False):
         with pytest.raises(ModelNotConfigured, match="--llm-model"):
             catalog(strict=strict).resolve_llm("gpt-4o")
+
+
+def test_each_of_several_models_is_found_by_its_id_its_path_and_its_aliases(cache: Path) -> None:
+    several = catalog("whisper-base", "/models/large", llm="qwen x/llama", dictation="large", **{"gpt-4o": "x/llama"})
+    names = ("large", "/models/large", "dictation", "whisper-1", "", "whatever")
+    assert [several.resolve(name) for name in names] == ["large", "large", "large", *["whisper-base"] * 3]
+    assert [several.resolve_llm(name) for name in ("x/llama", "gpt-4o", "gpt-5", "")] == ["x/llama"] * 2 + ["qwen"] * 2
+    assert several.find("dictation", {}).id == "large"
+
+
+def test_a_model_of_the_other_kind_is_refused_by_any_of_its_names(cache: Path) -> None:
+    several = catalog("whisper-base", "/models/large", llm="qwen x/llama", dictation="large", **{"gpt-4o": "x/llama"})
+    for name in ("qwen", "x/llama", "gpt-4o"):
+        with pytest.raises(WrongModelKind):
+            several.resolve(name)
+    for name in ("large", "/models/large", "dictation", "whisper-1"):
+        with pytest.raises(WrongModelKind):
+            several.resolve_llm(name)
+
+
+def test_an_alias_goes_before_what_openai_calls_so(cache: Path) -> None:
+    assert catalog("whisper-base", "large", **{"whisper-1": "large"}).resolve("whisper-1") == "large"
+
+
+def test_a_strict_refusal_names_all_that_there_are(cache: Path) -> None:
+    with pytest.raises(ModelNotFound, match="this server has whisper-base, large"):
+        catalog("whisper-base", "large", strict=True).resolve("whatever")
+
+
+def test_several_models_are_listed_once_each_and_resident_or_not(cache: Path) -> None:
+    put(cache, "x/llama", {"model_type": "llama"}, "model.safetensors")
+    tiny = Model("tiny", "whisper", ("en",), False, 1, "float32")
+    listed = catalog("whisper-base", "tiny", llm="qwen x/llama").listing({"tiny": Loaded(tiny, resident=False)})
+    assert [(each.id, each.configured, each.resident, each.capabilities.translation) for each in listed] == [
+        ("whisper-base", True, False, True),
+        ("tiny", True, False, False),
+        ("qwen", True, False, False),
+        ("x/llama", True, False, False),
+    ]
+
+
+def test_a_model_that_is_given_twice_is_one() -> None:
+    assert by_id(["a/x", "a/y", "a/x"]) == {"a/x": "a/x", "a/y": "a/y"}
+
+
+def test_an_alias_may_name_a_model_by_its_path_or_repeat_its_id() -> None:
+    assert by_alias(["a = /models/m", "b=m", "m=m"], ["/models/m"]) == {"a": "m", "b": "m", "m": "m"}

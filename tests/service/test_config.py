@@ -26,7 +26,7 @@ def test_nothing_given_means_the_defaults(monkeypatch: pytest.MonkeyPatch, tmp_p
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     monkeypatch.setattr("sys.platform", "linux")
     config = load(None, {}, {})
-    assert (config.host, config.port, config.whisper_model) == ("127.0.0.1", 8080, "whisper-base")
+    assert (config.host, config.port, config.whisper_model) == ("127.0.0.1", 8080, ("whisper-base",))
     assert config.data_dir == str(tmp_path / "starling")
 
 
@@ -123,9 +123,73 @@ def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
     assert refusal(tmp_path / "none.toml") == f"{tmp_path / 'none.toml'}: cannot be read: No such file or directory"
 
 
+@pytest.mark.parametrize(
+    ("name", "good", "bad"),
+    [
+        (
+            "cors_origin",
+            (
+                "*",
+                "null",
+                "https://app.example",
+                "http://LOCALHOST:3000/",
+                "tauri://localhost",
+                "http://[::1]:1",
+                "file://",
+            ),
+            ("app.example", "https://app.example/page", "https://*.example", "https://a@b", "https://a:port", ":80"),
+        ),
+        (
+            "allowed_host",
+            ("*", "studio", "Mac.local", "10.0.0.2", "fd00::1", "[fd00::1]", "host.docker.internal"),
+            ("studio:8080", "http://studio", "studio/x", "*.local", "[studio]"),
+        ),
+    ],
+)
+def test_a_name_that_no_browser_sends_is_refused(name: str, good: tuple[str, ...], bad: tuple[str, ...]) -> None:
+    """It would let nobody in, and nothing would say why."""
+    assert getattr(load(None, {}, {name: list(good)}), name) == good
+    for each in bad:
+        said = refusal(**{name: [each]})
+        assert " without " in said and said.endswith(f", or *, not {[each]!r}")
+
+
 def test_a_flag_that_is_empty_means_no_language_model() -> None:
-    assert load(None, {}, {}).llm_model == "smollm2-135m-instruct"
-    assert load(None, {}, {"llm_model": ""}).llm_model == ""
+    assert load(None, {}, {}).llm_model == ("smollm2-135m-instruct",)
+    assert load(None, {}, {"llm_model": [""]}).llm_model == ()
+
+
+def test_there_may_be_several_models_and_the_first_is_the_default(tmp_path: Path) -> None:
+    flags = {"whisper_model": ["a/large", "a/small"]}
+    assert load(None, {}, flags).whisper_model == ("a/large", "a/small")
+    assert load(None, {"STARLING_LLM_MODEL": "a/x, a/y,"}, {}).llm_model == ("a/x", "a/y")
+    file = toml(tmp_path, 'whisper_model = ["a/x", "a/y"]\nllm_model = "folder, with a comma"')
+    config = load(file, {}, {})
+    assert (config.whisper_model, config.llm_model) == (("a/x", "a/y"), ("folder, with a comma",))
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"whisper_model": [""]}, "--whisper-model: expected at least one text, not ['']"),
+        ({"whisper_model": ["/a/m", "/b/m"]}, "'/a/m' and '/b/m' would both be called 'm'; rename a folder"),
+        ({"whisper_model": ["/a/m"], "llm_model": ["/b/m"]}, "'/a/m' and '/b/m' would both be called 'm'"),
+        ({"model_alias": ["gpt-4o"]}, "expected NAME=MODEL, the name of at most 200 characters, not 'gpt-4o'"),
+        ({"model_alias": ["=whisper-base"]}, "expected NAME=MODEL"),
+        (
+            {"model_alias": ["gpt-4o=qwen"]},
+            "'gpt-4o=qwen' names none of the configured models, which are whisper-base, smollm2-135m-instruct",
+        ),
+        ({"model_alias": ["a=whisper-base", "a=smollm2-135m-instruct"]}, "'a' is given to two models"),
+        ({"model_alias": ["whisper-base=smollm2-135m-instruct"]}, "'whisper-base' is the name of another model"),
+    ],
+)
+def test_a_name_that_could_mean_two_models_or_none_is_refused(flags: dict[str, object], message: str) -> None:
+    assert message in refusal(**flags)
+
+
+def test_a_list_in_the_file_holds_texts_alone(tmp_path: Path) -> None:
+    assert refusal(toml(tmp_path, "llm_model = [1]")).endswith("llm_model: expected a text or several, not [1]")
 
 
 def test_every_setting_has_a_flag_and_a_description() -> None:
@@ -141,3 +205,8 @@ def test_every_setting_has_a_flag_and_a_description() -> None:
 def test_a_configuration_cannot_be_changed() -> None:
     with pytest.raises(AttributeError):
         Config().port = 1  # type: ignore[misc]
+
+
+def test_a_model_of_both_kinds_is_refused() -> None:
+    with pytest.raises(ConfigError, match="'smol' is an llm_model too"):
+        load(None, {}, {"llm_model": ["smol"], "embedding_model": ["smol"]})

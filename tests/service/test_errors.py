@@ -74,6 +74,12 @@ def test_429_and_503_say_when_to_come_back(kind: Kind) -> None:
     assert 1 <= int(hints["retry-after-ms"]) <= int(hints["retry-after"]) * 1000
 
 
+def test_a_crowd_that_is_refused_at_once_does_not_come_back_at_once() -> None:
+    waits = [int(errors.headers(QueueFull("full"))["retry-after-ms"]) for _ in range(100)]
+    assert 1000 <= min(waits) < max(waits) <= 2000
+    assert len(set(waits)) > 50
+
+
 @pytest.mark.parametrize(
     ("failure", "hint"),
     [

@@ -24,6 +24,7 @@ PATHS = [each.path for each in ROUTES]
         ("/v1/health", None),
         ("/v1/engines", "/v1/models"),
         ("/engines/", "/v1/models"),
+        ("/v1/engines/davinci", "/v1/models/davinci"),
         ("/v1/engines/davinci/completions", "/v1/completions"),
         ("/v1/engines/org/model/completions", "/v1/completions"),
         ("/nothing", None),
@@ -40,4 +41,5 @@ def test_an_old_habit_is_told_what_is_meant(path: str, meant: str | None) -> Non
 def test_a_base_url_that_is_wrong_is_named() -> None:
     assert "end in /v1" in hint("/audio/transcriptions", PATHS)
     assert "goes without /v1" in hint("/v1/v1/models", PATHS)
+    assert "base URL" not in hint("/health/", PATHS)
     assert "base URL" not in hint("/v1/models/x/y/".replace("models", "engines"), PATHS)

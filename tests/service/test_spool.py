@@ -7,6 +7,7 @@ import os
 import stat
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -68,7 +69,23 @@ def test_files_are_gone_after_their_context_whatever_happened(spool: Spool) -> N
     with pytest.raises(ZeroDivisionError), spool.upload() as file, spool.pcm() as pcm:
         assert sorted(visible(spool.path)) == sorted([file.path.name, pcm.name])
         raise ZeroDivisionError
+    assert spool.usage() == Usage(files=0, bytes=0)
     assert visible(spool.path) == []
+
+
+def test_nobody_waits_until_a_file_is_removed(spool: Spool, monkeypatch: pytest.MonkeyPatch) -> None:
+    unlink, allowed = Path.unlink, threading.Event()
+
+    def busy(path: Path, missing_ok: bool = False) -> None:
+        assert allowed.wait(30)
+        unlink(path, missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", busy)
+    with spool.upload() as file, spool.pcm() as pcm:
+        pass
+    assert sorted(visible(spool.path)) == sorted([file.path.name, pcm.name])
+    allowed.set()
+    assert spool.usage() == Usage(files=0, bytes=0)
 
 
 def test_a_file_that_somebody_else_removed_is_no_error(spool: Spool) -> None:

@@ -80,7 +80,7 @@ def test_no_value_of_any_field_is_an_error_of_the_server(talk: Conversing, proto
 @pytest.mark.parametrize("value", ["\ud800", {"\ud800": "\ud800"}])
 def test_halves_of_characters_are_refused(talk: Conversing, protocol: Protocol, value: Any) -> None:
     name = next(name for name in ("system", "instructions") if name in protocol.optional)
-    for fields in ({name: value}, {"chat_template_kwargs": {"a": value}}):
+    for fields in ({name: value}, {"chat_template_kwargs": {"a": value}}, {"\ud800": value}, {"\ud800": 1}):
         assert post(talk, protocol, **fields).status == 400
 
 

@@ -183,6 +183,17 @@ def test_an_answer_that_is_cut_off_is_incomplete(tmp_path: Path) -> None:
     assert (last["type"], last["response"]["status"]) == ("response.incomplete", "incomplete")
 
 
+def test_a_call_that_is_whole_is_one_even_if_the_answer_is_cut_behind_it(tmp_path: Path) -> None:
+    for arguments, status in (('{"a": 1}', "completed"), ('{"a": 1', "incomplete"), ("", "incomplete")):
+        call = CallPart(0, "call_1", "f", arguments)
+        script = (Started(9, 0), Delta(0, calls=(call,)), ChoiceEnded(0, "length", 1), GENERATED)
+        with conversing(tmp_path, script) as talk:
+            body = post(talk, tools=[{"type": "function", "name": "f"}]).json
+            done = streamed(post(talk, tools=[{"type": "function", "name": "f"}], stream=True))[-2]
+        assert (body["status"], body["output"][0]["status"]) == ("incomplete", status)
+        assert done["item"]["status"] == status
+
+
 def test_an_empty_answer_is_an_empty_message(tmp_path: Path) -> None:
     with conversing(tmp_path, (Started(9, 0), Delta(0), ChoiceEnded(0, "stop", 1), GENERATED)) as talk:
         (item,) = post(talk).json["output"]
@@ -256,6 +267,7 @@ def test_an_item_may_be_referred_to_by_its_id(talk: Conversing) -> None:
     assert [each.content for each in talk.job.messages] == ["Hi", "Hello.Hello."]
     reply = post(talk, input=[{"type": "item_reference", "id": "msg_x"}])
     assert reply.error == (404, "unknown_response", "input[0].id")
+    assert post(talk, input=[{"type": "item_reference"}]).error == (400, "missing_field", "input[0].id")
 
 
 def test_what_is_not_to_be_stored_is_not(talk: Conversing) -> None:
@@ -285,7 +297,9 @@ def test_the_input_s_items_are_listed_in_pages(talk: Conversing) -> None:
     assert get(talk, f"{id}/input_items?order=asc").json["data"] == [*rest["data"], *reversed(page["data"])]
     for query in ("limit=0", "limit=x", "order=up", "after=nothing"):
         assert get(talk, f"{id}/input_items?{query}").error == (400, "invalid_value", query.partition("=")[0])
-    assert get(talk, f"{id}?stream=true").error == (400, "unsupported_value", "stream")
+    for wanted in ("true", "True", "1", "x"):
+        assert get(talk, f"{id}?stream={wanted}").error == (400, "unsupported_value", "stream")
+    assert get(talk, f"{id}?stream=false").status == 200
 
 
 def test_a_prompt_is_counted_with_what_came_before(tmp_path: Path) -> None:

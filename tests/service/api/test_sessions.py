@@ -125,6 +125,18 @@ async def test_open_sessions_are_limited(tmp_path: Path) -> None:
         await service.create()
 
 
+async def test_open_sessions_of_one_client_are_limited(tmp_path: Path) -> None:
+    async with dictating(tmp_path, max_sessions=3, max_client_sessions=1) as service:
+        editor, player = {"x-starling-client": "editor"}, {"x-starling-client": "player"}
+        first = (await service.ask("POST", "", editor)).json["id"]
+        reply = await service.ask("POST", "", editor)
+        assert reply.error == (429, "too_many_sessions", None)
+        assert reply.json["error"]["message"].startswith("1 sessions of this client are open already")
+        assert (await service.ask("POST", "", player)).status == 201
+        await service.ask("DELETE", f"/{first}")
+        assert (await service.ask("POST", "", editor)).status == 201
+
+
 async def test_sessions_that_are_made_at_once_are_limited_too(tmp_path: Path) -> None:
     async with dictating(tmp_path, max_sessions=2) as service:
         replies = await asyncio.gather(*(service.ask("POST") for _ in range(5)))

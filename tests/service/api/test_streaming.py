@@ -207,7 +207,7 @@ def test_a_wrong_request_is_refused_the_same_in_both_modes(
     tmp_path: Path, parts: list[tuple[str, str]], file: bytes | None
 ) -> None:
     """REQ-11"""
-    with scripted(tmp_path, llm_model="qwen") as service:
+    with scripted(tmp_path, llm_model=("qwen",)) as service:
         collected, streamed = service.post(*parts, file=file), stream(service, *parts, file=file)
     assert (streamed.status, streamed.json) == (collected.status, collected.json)
     assert streamed.status == 400

@@ -26,7 +26,7 @@ from protocol.events import (
     Word,
 )
 from protocol.jobs import Decode, Decoding, DetectSpeech, Heard, Pcm, Span, Transcribe
-from tests.asgi import FORM, JSON, ask, multipart, opened, told
+from tests.asgi import FORM, JSON, Reply, ask, multipart, opened, told
 from tests.scripted import HEARD, SEGMENTS, WAV, Scripted, scripted
 
 URL = "/v1/audio/transcriptions"
@@ -161,7 +161,7 @@ def test_strict_models_are_asked_for_by_name_or_alias(tmp_path: Path) -> None:
 
 
 def test_a_chat_models_name_is_the_wrong_kind(tmp_path: Path) -> None:
-    with scripted(tmp_path, llm_model="qwen") as service:
+    with scripted(tmp_path, llm_model=("qwen",)) as service:
         assert service.post(("model", "qwen")).error == (400, "wrong_model_kind", "model")
 
 
@@ -369,6 +369,9 @@ def test_json_carries_the_file_in_base64(service: Scripted, members: dict[str, A
         (b'{"file": true}', "file must be the recording in base64, not true or false"),
         (b'{"audio": {}}', "audio must be the recording in base64, not an object"),
         (b'{"file": []}', "file must be the recording in base64, not a list"),
+        (b'{"a": ' + b"[" * 127 + b"]" * 127 + b"}", "there is no recording: send it in base64 as `file`"),
+        (b'{"a": ' + b"[" * 128 + b"]" * 128 + b"}", "the body nests lists and objects more than 128 deep"),
+        (b'{"a": ' + b"[" * 100_000, "the body nests lists and objects more than 128 deep"),
         (b'{"a": [1e999]}', "the body is no valid JSON: Number out of range"),
         (b'{"file": "AAAA", "prompt": "\\ud800"}', "prompt is no valid Unicode: it has half a surrogate pair"),
         (b'{"keywords": ["a", "\\udc00b"]}', "keywords is no valid Unicode: it has half a surrogate pair"),
@@ -647,6 +650,39 @@ def test_a_client_that_sends_nothing_is_given_up(tmp_path: Path) -> None:
 
     with scripted(tmp_path, upload_idle_s=0.05) as service:
         asyncio.run(main(service))
+
+
+def test_a_client_that_sends_a_byte_now_and_then_is_given_up(tmp_path: Path) -> None:
+    """Slow-loris: it is never idle for long, and never done."""
+
+    async def main(service: Scripted) -> Reply:
+        async with opened(service.app, "POST", URL, FORM) as exchange:
+            for byte in multipart([("file", WAV, "a.wav")])[:90]:
+                exchange.send(bytes([byte]))
+                await asyncio.sleep(0.01)
+                if exchange.sent:
+                    break
+            exchange.leave()
+        return exchange.reply()
+
+    with scripted(tmp_path, upload_idle_s=0.2, upload_rate_bytes=1000) as service:
+        reply = asyncio.run(main(service))
+    assert reply.error == (504, "request_timeout", None)
+    assert reply.json["error"]["message"].endswith("bytes came in 0 seconds; 1000 a second are expected")
+
+
+def test_a_slow_upload_that_keeps_its_pace_passes(tmp_path: Path) -> None:
+    async def main(service: Scripted) -> Reply:
+        body = multipart([("file", WAV * 100, "a.wav")])
+        async with opened(service.app, "POST", URL, FORM) as exchange:
+            for start in range(0, len(body), 200):
+                exchange.send(body[start : start + 200])
+                await asyncio.sleep(0.04)
+            exchange.send(b"", more=False)
+        return exchange.reply()
+
+    with scripted(tmp_path, upload_idle_s=0.2, upload_rate_bytes=1000) as service:
+        assert asyncio.run(main(service)).status == 200
 
 
 def test_two_at_once_do_not_meet(service: Scripted) -> None:

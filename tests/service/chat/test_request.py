@@ -311,9 +311,8 @@ def test_a_conversation_is_pinned_under_either_name() -> None:
     assert chat(session_id="", prompt_cache_key="").generation.pin is None
 
 
-def test_the_adapter_none_is_there_and_no_other() -> None:
-    assert chat(adapter="none") == chat(adapter="") == chat()
-    assert wrong(adapter="mine") == wrong_text(adapter="mine") == ("unknown_adapter", "adapter")
+def test_the_worker_is_told_the_adapter_and_knows_which_there_are() -> None:
+    assert [chat(adapter=name).generation.adapter for name in ("none", "", None, "mine")] == ["none", "", "", "mine"]
 
 
 @pytest.mark.parametrize(

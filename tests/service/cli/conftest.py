@@ -14,7 +14,7 @@ from hypercorn.asyncio import serve
 from hypercorn.config import Config as Hypercorn
 
 from service.cli import address
-from service.cli.serve import listen
+from service.cli.listening import listen
 from tests.scripted import Scripted, scripted
 
 Serve = Callable[..., tuple[str, Scripted]]

@@ -23,7 +23,7 @@ def test_readiness_ends_with_a_command_to_paste(capsys: pytest.CaptureFixture[st
         FakeWorker("media", {}, ready=Ready(2)),
         FakeWorker("whisper", {}, ready=Ready(1, FAST, MULTILINGUAL)),
     ]
-    asyncio.run(announce(workers, URL))
+    asyncio.run(announce(workers, curl(URL)))
     printed = capsys.readouterr().out.splitlines()
     assert printed[0] == "ready: whisper-base (float32) on cpu (MLX 0.32.4, OpenBLAS 0.3.34 (system))"
     assert printed[2].endswith(" http://127.0.0.1:8080/v1/audio/transcriptions")
@@ -37,7 +37,7 @@ def test_the_command_names_a_recording_that_is_there() -> None:
 
 def test_a_model_that_cannot_be_had_is_the_last_word(capsys: pytest.CaptureFixture[str]) -> None:
     worker = FakeWorker("whisper", {}, failure=ModelNotConfigured("x/y is not here: run `starling get x/y`"))
-    asyncio.run(announce([worker], URL))
+    asyncio.run(announce([worker], curl(URL)))
     printed = capsys.readouterr().out
     assert printed.startswith("not ready: x/y is not here: run `starling get x/y`\n")
     assert "curl" not in printed
@@ -45,7 +45,7 @@ def test_a_model_that_cannot_be_had_is_the_last_word(capsys: pytest.CaptureFixtu
 
 def test_speech_is_announced_where_the_language_model_cannot_be_had(capsys: pytest.CaptureFixture[str]) -> None:
     llm = FakeWorker("llm", {}, failure=ModelNotConfigured("x/y is not here"))
-    asyncio.run(announce([llm, FakeWorker("media", {}, ready=Ready(2))], URL))
+    asyncio.run(announce([llm, FakeWorker("media", {}, ready=Ready(2))], curl(URL)))
     printed = capsys.readouterr().out
     assert printed.startswith("not ready: x/y is not here\nThe service answers, but not in chats;")
     assert "curl" in printed
@@ -56,7 +56,7 @@ def test_progress_is_told_while_it_loads(capsys: pytest.CaptureFixture[str]) -> 
 
     async def watch() -> None:
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(announce([worker], URL), 0.25)
+            await asyncio.wait_for(announce([worker], curl(URL)), 0.25)
 
     asyncio.run(watch())
     assert capsys.readouterr().out == "loading whisper-base …\n"
@@ -76,3 +76,11 @@ def test_a_slow_backend_is_loud() -> None:
 def test_a_missing_compiler_is_mentioned_where_it_matters() -> None:
     assert "no C++ compiler" in backend(Backend("cpu", "0.32.4", "OpenBLAS"))
     assert backend(Backend("metal", "0.32.4")) == "metal (MLX 0.32.4)"
+
+
+def test_speech_is_announced_where_the_model_for_embeddings_cannot_be_had(capsys: pytest.CaptureFixture[str]) -> None:
+    broken = FakeWorker("embedding", {}, failure=ModelNotConfigured("x/y is not here"))
+    asyncio.run(announce([broken, FakeWorker("media", {}, ready=Ready(2))], curl(URL)))
+    printed = capsys.readouterr().out
+    assert printed.startswith("not ready: x/y is not here\nThe service answers, but makes no embeddings;")
+    assert "curl" in printed

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+import pytest
+
 from protocol.events import Segment, Timings
-from protocol.jobs import Context, Decoding, Past, Span
+from protocol.jobs import Decoding, Span
+from protocol.past import Context, Past
 from service.dictation import records
-from service.dictation.context import Hearing, hearing
+from service.dictation.context import Hearing, hearing, misheard, within
 from service.dictation.records import Committed, Listened, Record
 from service.dictation.segmentation import State
 from service.dictation.story import Story
@@ -38,8 +42,19 @@ def next_of(*told: Record, span: Span, model: str | None = None, **asked: Any) -
 TWO = (heard(at(1, 3), at(4, 6)), wrote(1.25, 2.75, " One."), wrote(4.25, 5.5, " Two."))
 
 
-def test_the_first_utterance_is_heard_alone() -> None:
-    assert next_of(span=at(1, 3)) == Hearing(RATE, None, spec().decoding)
+def test_the_first_utterance_is_heard_alone_in_more_of_a_window_than_it_needs() -> None:
+    more = msgspec.structs.replace(spec().decoding, audio_ctx=1000)
+    assert next_of(span=at(1, 3)) == Hearing(RATE, None, more)
+    assert next_of(span=at(1, 18)).decoding.audio_ctx == "auto"
+    assert next_of(span=at(1, 3), decoding=Decoding(audio_ctx=400)).decoding.audio_ctx == 400
+    assert next_of(*TWO, span=at(7, 9), decoding=Decoding(audio_ctx="auto")).decoding.audio_ctx == "auto"
+
+
+def test_who_is_heard_alone_again_is_heard_in_a_whole_window() -> None:
+    for asked, found in (("auto", 1500), (400, 400)):
+        wishes = spec(decoding=Decoding(audio_ctx=asked))  # type: ignore[arg-type]
+        how = hearing(wishes, Story(wishes, Nowhere(), []), at(1, 3), None, alone=True)
+        assert (how.context, how.decoding.audio_ctx) == (None, found)
 
 
 def test_the_next_is_heard_with_those_before_it_in_the_clock_of_the_job() -> None:
@@ -89,3 +104,47 @@ def test_without_conditioning_there_is_no_prompt() -> None:
 def test_windows_are_no_context_of_what_is_being_said() -> None:
     how = next_of(*TWO, span=at(7, 9), segmentation="window")
     assert (how.start, how.context) == (7 * RATE, None)
+
+
+LONG = (heard(at(1, 3)), wrote(1.25, 2.75, " Hi, I'd like to buy a lamp."))
+
+
+def said(*texts: str, start: float = 3.0) -> list[Segment]:
+    """In the clock of a job that begins at the first utterance."""
+    return [Segment(start, start + 1, text, (7,), 0, 0.0, -0.2, 1.3, 0.01) for text in texts]
+
+
+@pytest.mark.parametrize(
+    ("segments", "astray"),
+    [
+        (said(" Which colour would you like?"), False),
+        (said(), True),
+        (said(" hi i'd like to buy a lamp, which"), True),
+        (said(" Hi, I'd like a shade too."), False),
+        (said(" Which?") + said(" Thank you.", start=5.0), True),
+    ],
+)
+def test_a_context_that_leads_astray_is_noticed(segments: list[Segment], astray: bool) -> None:
+    """The audio of the job, from 1 to 6 s, lasts 5."""
+    wishes, span = spec(), at(4, 6)
+    story = Story(wishes, Nowhere(), [records.encode(each) for each in LONG])
+    assert misheard(story, hearing(wishes, story, span, None), span, segments) is astray
+    assert misheard(story, hearing(wishes, story, span, None, alone=True), span, segments) is False
+
+
+@pytest.mark.parametrize(
+    ("text", "stop", "again"),
+    [(" You don't", 3.6, True), (" You don't mean it.", 3.6, False), (" Oh.", 2.5, False), ("", 3.6, True)],
+)
+def test_a_first_utterance_that_says_too_little_is_heard_again(text: str, stop: float, again: bool) -> None:
+    wishes, span = spec(), at(1, stop)
+    story = Story(wishes, Nowhere(), [records.encode(heard(span))])
+    segments = said(text, start=0.0) if text else []
+    assert misheard(story, hearing(wishes, story, span, None), span, segments) is again
+    assert misheard(story, hearing(wishes, story, span, None, alone=True), span, segments) is False
+
+
+def test_what_begins_where_the_audio_ends_was_not_said() -> None:
+    first, after = said(" One.", start=2.0), said(" Thanks for watching.", start=2.0)
+    assert within(first + after, 2 * RATE) == tuple(first)
+    assert within(first + after, 3 * RATE) == (*first, *after)

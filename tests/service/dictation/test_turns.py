@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
 from protocol.errors import DiskFull, Failure, InternalError, InvalidValue, QueueFull, WorkerCrashed
 from service.dictation import turns
-from service.dictation.turns import Patience, Turns
+from service.dictation.turns import Patience
 from tests.fakes import FakeWorker
 
 pytestmark = pytest.mark.anyio
@@ -41,15 +39,15 @@ class Attempts:
 
 @pytest.mark.parametrize("failure", [QueueFull("full"), WorkerCrashed("gone"), DiskFull("full"), InternalError("bug")])
 async def test_what_passes_is_tried_again(failure: Failure) -> None:
-    attempts = Attempts(failure, failure, failure)
-    assert await Patience(Turns(), lambda: None).insist(attempts) == "done"
-    assert attempts.made == 4
+    attempts = Attempts(failure, failure)
+    assert await Patience(lambda: None).insist(attempts) == "done"
+    assert attempts.made == 3
 
 
 async def test_a_refusal_is_raised_at_once() -> None:
     attempts = Attempts(InvalidValue("no"))
     with pytest.raises(InvalidValue):
-        await Patience(Turns(), lambda: None).insist(attempts)
+        await Patience(lambda: None).insist(attempts)
     assert attempts.made == 1
 
 
@@ -57,33 +55,14 @@ async def test_a_refusal_is_raised_at_once() -> None:
 async def test_a_job_that_crashes_its_worker_every_time_is_given_up(failure: Failure) -> None:
     attempts = Attempts(*[failure] * 100)
     with pytest.raises(type(failure)):
-        await Patience(Turns(), lambda: None).insist(attempts)
+        await Patience(lambda: None).insist(attempts)
     assert attempts.made == turns.POISON
 
 
 async def test_a_broken_pool_is_waited_for_however_long_it_takes_and_said_to_be_in_the_way() -> None:
     worker, attempts, seen = FakeWorker("whisper", {}), Attempts(*[WorkerCrashed("broken")] * 20), list[str]()
     worker.failure = WorkerCrashed("broken")
-    patience = Patience(Turns(), lambda: seen.append(patience.stuck.message if patience.stuck else "goes on"))
+    patience = Patience(lambda: seen.append(patience.stuck.message if patience.stuck else "goes on"))
     assert await patience.insist(attempts, worker) == "done"
     assert attempts.made == 21
     assert (set(seen), seen[-1], patience.stuck) == ({"broken", "goes on"}, "goes on", None)
-
-
-async def test_jobs_that_were_in_a_crash_twice_are_tried_one_at_a_time() -> None:
-    shared, together, most = Turns(), 0, list[int]()
-
-    async def innocent(crashes: list[Failure]) -> None:
-        nonlocal together
-        if crashes:
-            raise crashes.pop()
-        together += 1
-        most.append(together)
-        await asyncio.sleep(0)
-        together -= 1
-
-    async with asyncio.TaskGroup() as group:
-        for _ in range(5):
-            crashes: list[Failure] = [WorkerCrashed("gone"), WorkerCrashed("gone")]
-            group.create_task(Patience(shared, lambda: None).insist(lambda crashes=crashes: innocent(crashes)))
-    assert most == [1, 1, 1, 1, 1]

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from protocol.errors import Failure, InvalidValue, MissingField, UnknownAdapter, UnsupportedContent, UnsupportedValue
+from protocol.errors import Failure, InvalidValue, MissingField, UnsupportedContent, UnsupportedValue
 from protocol.jobs import Chat, ChatMessage
 from service.messages.request import read_count, read_messages
 
@@ -96,6 +96,13 @@ def test_tools_and_choices_are_the_chat_s(given: Any, choice: str, names: Any, p
     assert (tools.choice, tools.names, tools.parallel) == (choice, names, parallel)
 
 
+def test_a_tool_s_name_may_be_as_long_as_anthropic_s() -> None:
+    name = "mcp__" + "x" * 123
+    chosen = {"type": "tool", "name": name}
+    body = {"max_tokens": 9, "messages": HI, "tools": [{**TOOL, "name": name}], "tool_choice": chosen}
+    assert read_messages(body)[0].job("", trace=False).tools.allowed[0].name == name
+
+
 def test_sampling_and_limits_reach_the_worker() -> None:
     generation = job(
         temperature=0.5, top_p=0.9, top_k=40, stop_sequences=["a", "b", "c", "d", "e"], session_id="s"
@@ -153,6 +160,7 @@ def test_an_output_format_is_the_answer_s_shape() -> None:
         ({"messages": [*HI, assistant(text("{"))]}, UnsupportedValue, "messages"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, UnsupportedValue, "tools[0].type"),
         ({"tools": [{"name": "a b", "input_schema": {}}]}, InvalidValue, "tools[0].name"),
+        ({"tools": [{"name": "a" * 129, "input_schema": {}}]}, InvalidValue, "tools[0].name"),
         ({"tools": [{"name": "a"}]}, MissingField, "tools[0].input_schema"),
         ({"tools": [{"name": "a", "input_schema": {"type": "array"}}]}, InvalidValue, "tools[0].input_schema.type"),
         ({"tools": [TOOL, TOOL]}, InvalidValue, "tools[1].name"),
@@ -160,7 +168,7 @@ def test_an_output_format_is_the_answer_s_shape() -> None:
         ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "x"}}, InvalidValue, "tool_choice"),
         ({"tool_choice": {"type": "any"}}, InvalidValue, "tool_choice"),
         ({"thinking": {"type": "perhaps"}}, InvalidValue, "thinking.type"),
-        ({"adapter": "x"}, UnknownAdapter, "adapter"),
+        ({"adapter": 1}, InvalidValue, "adapter"),
     ],
 )
 def test_what_is_wrong_is_named_as_anthropic_names_it(body: Any, failure: type[Failure], param: str) -> None:

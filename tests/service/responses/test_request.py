@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from protocol.errors import Failure, InvalidValue, MissingField, UnknownAdapter, UnsupportedContent, UnsupportedValue
+from protocol.errors import Failure, InvalidValue, MissingField, UnsupportedContent, UnsupportedValue
 from protocol.jobs import Chat, ChatMessage
 from service.responses.items import Item, listed
 from service.responses.request import read
@@ -133,7 +133,11 @@ def test_the_text_s_format_is_the_answer_s_shape() -> None:
         ({"prompt": {"id": "p"}}, UnsupportedValue, "prompt"),
         ({"truncation": "auto"}, UnsupportedValue, "truncation"),
         ({"metadata": {str(number): "" for number in range(17)}}, InvalidValue, "metadata"),
-        ({"adapter": "x"}, UnknownAdapter, "adapter"),
+        ({"metadata": {"a": 1}}, InvalidValue, "metadata"),
+        ({"metadata": {"a": "x" * 513}}, InvalidValue, "metadata"),
+        ({"metadata": {"x" * 65: "a"}}, InvalidValue, "metadata"),
+        ({"include": ["everything"]}, InvalidValue, "include[0]"),
+        ({"adapter": 1}, InvalidValue, "adapter"),
     ],
 )
 def test_what_is_wrong_is_named_as_this_api_names_it(fields: Any, failure: type[Failure], param: str) -> None:
@@ -143,6 +147,11 @@ def test_what_is_wrong_is_named_as_this_api_names_it(fields: Any, failure: type[
     assert type(raised.value) is failure
     assert raised.value.param == param
     assert ".function" not in raised.value.message
+
+
+def test_what_is_wrong_within_metadata_is_said() -> None:
+    with pytest.raises(InvalidValue, match="names are each a string of at most 64 characters and whose members are"):
+        read({"input": "Hi", "metadata": {"a": 1}})
 
 
 def test_fields_that_steer_a_hosted_service_have_no_effect_and_unknown_ones_are_named() -> None:

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import sqlite3
 import stat
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -80,6 +84,19 @@ def test_a_removed_response_takes_its_items_with_it_and_breaks_the_chain(tmp_pat
     assert b"msg_a" not in (tmp_path / FILE).read_bytes()
 
 
+def test_an_item_that_was_sent_again_stays_the_one_it_was(tmp_path: Path) -> None:
+    """Whoever keeps a conversation by himself sends the items that he was answered, under their ids."""
+    responses = store(tmp_path)
+    talk(responses, "a")
+    responses.put(replace(response("b"), input=({"id": "msg_a", "type": "message", "text": "other"},)))
+    assert responses.item("msg_a", param="x")["text"] == "x" * 10
+    responses.remove("b")
+    assert responses.item("msg_a", param="x")["text"] == "x" * 10
+    responses.put(replace(response("c"), input=({"id": "msg_a", "type": "message", "text": "other"},)))
+    responses.remove("a")
+    assert responses.item("msg_a", param="x")["text"] == "other"
+
+
 def test_a_conversation_that_goes_on_keeps_its_earlier_turns(tmp_path: Path) -> None:
     clock = Clock()
     responses = store(tmp_path, clock=clock)
@@ -130,6 +147,50 @@ def test_a_damaged_file_is_put_aside_and_costs_no_request(tmp_path: Path) -> Non
     responses.put(response("a"))
     assert kept(responses, "a") == "a"
     assert (tmp_path / FILE).with_suffix(".damaged").is_file()
+
+
+def scarred(folder: Path) -> None:
+    """A file whose first page is whole and whose others are not."""
+    data = bytearray((folder / FILE).read_bytes())
+    for start in range(4096, len(data), 4096):
+        data[start : start + 64] = b"\xff" * 64
+    (folder / FILE).write_bytes(data)
+
+
+def test_damage_that_shows_later_is_put_aside_too(tmp_path: Path) -> None:
+    tasks: list[Callable[[ResponseStore], object]] = [
+        lambda responses: responses.put(response("b")),
+        lambda responses: kept(responses, "0"),
+        lambda responses: kept(responses, "none"),
+    ]
+    for number, task in enumerate(tasks):
+        folder = tmp_path / str(number)
+        talk(store(folder), *(f"{turn}" for turn in range(20)), size=5000)
+        scarred(folder)
+        responses = store(folder)
+        task(responses)
+        responses.put(response("c"))
+        assert kept(responses, "0", "c") == "-c"
+        assert (folder / FILE).with_suffix(".damaged").is_file()
+
+
+def test_many_who_meet_the_damage_put_one_file_aside(tmp_path: Path) -> None:
+    talk(store(tmp_path), *(f"{turn}" for turn in range(20)), size=5000)
+    scarred(tmp_path)
+    responses = store(tmp_path)
+    names = [f"new_{number}" for number in range(16)]
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda name: responses.put(response(name)), names))
+    assert kept(responses, *names) == "".join(names)
+
+
+def test_a_record_that_is_damaged_is_gone_and_costs_no_other(tmp_path: Path) -> None:
+    responses = store(tmp_path)
+    responses.put(response("a"))
+    responses.put(response("b"))
+    with closing(sqlite3.connect(tmp_path / FILE)) as database, database:
+        database.execute("UPDATE responses SET body = ? WHERE id = 'a'", (b'{"id": "a", \xff',))
+    assert kept(responses, "a", "b") == "-b"
 
 
 def test_nobody_else_may_read_what_was_said(tmp_path: Path) -> None:

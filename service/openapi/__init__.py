@@ -1,0 +1,1 @@
+"""The description of the service for clients and people: written from the routes and their types."""
