@@ -14,7 +14,7 @@ from statistics import median
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import dictation, llm, shapes
+from benchmarks import chaos, dictation, llm, overload, shapes
 from benchmarks.audio import clips, crowd
 from benchmarks.front_end import resident_mib, seconds_to_listen
 from benchmarks.transcription import Timed, compare, peer, through_http, together
@@ -26,19 +26,21 @@ PEERS = ("mlx-whisper", "faster-whisper float32", "faster-whisper int8", "whispe
 
 
 def main() -> None:
-    if sys.argv[1:2] == ["--dictation"]:
-        dictation.main(sys.argv[2:])
-        return
-    if sys.argv[1:2] == ["--llm"]:
-        llm.main(sys.argv[2:])
-        return
-    if sys.argv[1:2] == ["--shapes"]:
-        shapes.main(sys.argv[2:])
+    others = {
+        "--dictation": dictation.main,
+        "--llm": llm.main,
+        "--shapes": shapes.main,
+        "--chaos": chaos.main,
+        "--overload": overload.main,
+    }
+    if sys.argv[1:2] and sys.argv[1] in others:
+        others[sys.argv[1]](sys.argv[2:])
         return
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
         description=__doc__,
-        epilog="as the first `--dictation`: live dictation; `--llm`: the language model; `--shapes`: shaped answers",
+        epilog="as the first `--dictation`: live dictation; `--llm`: the language model; `--shapes`: shaped answers; "
+        "`--chaos`: workers that are killed at random; `--overload`: 200 clients",
     )
     parser.add_argument("--rounds", type=int, default=5, help="counted runs of each (default: 5)")
     parser.add_argument("--model", default="whisper-base", help="a starter's name (default: whisper-base)")

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import pairwise
@@ -33,7 +33,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     temperature: float = 0.0
     top_p: float = 1.0
     after: int = 0
-    """It is asked once each question before it has been answered by so many pieces of text."""
+    """It is asked once each question before it has been answered by so many characters."""
 
 
 class Answer(msgspec.Struct):
@@ -43,9 +43,12 @@ class Answer(msgspec.Struct):
     first: float = 0.0
     """When its first token came, or its end where there was none."""
     times: list[float] = []
-    """When each piece of text came; a piece is a token but for broken characters."""
+    """When each piece of text came: one token or, of a fast answer, a few."""
+    sizes: list[int] = []
+    """Characters of each."""
     text: str = ""
     prompt_tokens: int = 0
+    """0 where the server does not say; so are those of them that were cached."""
     cached_tokens: int = 0
     tokens: int = 0
     sampling_s: float = 0.0
@@ -66,24 +69,31 @@ Ask = Callable[[Sequence[Question]], list[Answer]]
 
 
 def rate(answers: Sequence[Answer]) -> float:
-    """Pieces a second, of all together, while all of them were spoken; where that never was, from first to last."""
-    spoken = [each.times for each in answers if len(each.times) > 1]
-    begin, end = max(times[0] for times in spoken), min(times[-1] for times in spoken)
+    """Tokens a second, of all together, while all of them were spoken; where that never was, from first to last. A
+    piece has as large a part of its answer's tokens as of its characters."""
+    spoken = [each for each in answers if len(each.times) > 1]
+    begin, end = max(each.times[0] for each in spoken), min(each.times[-1] for each in spoken)
     if begin >= end:
-        begin, end = min(times[0] for times in spoken), max(times[-1] for times in spoken)
-    return sum(begin < at <= end for times in spoken for at in times) / (end - begin)
+        begin, end = min(each.times[0] for each in spoken), max(each.times[-1] for each in spoken)
+    said = (
+        each.tokens
+        * sum(size for at, size in zip(each.times, each.sizes, strict=True) if begin < at <= end)
+        / sum(each.sizes)
+        for each in spoken
+    )
+    return sum(said) / (end - begin)
 
 
-def over_http(url: str) -> Ask:
-    """Of a server that speaks OpenAI's protocol; the clock is the client's."""
+def over_http(url: str, model: str | None = None) -> Ask:
+    """Of a server that speaks OpenAI's protocol; the clock is the client's. Some want to be told their model's name."""
 
     def ask(questions: Sequence[Question]) -> list[Answer]:
-        answers = [Answer(times=[]) for _ in questions]
+        answers = [Answer() for _ in questions]
 
         def one(place: int) -> None:
-            while any(len(each.times) < questions[place].after for each in answers[:place]):
+            while any(len(each.text) < questions[place].after for each in answers[:place]):
                 time.sleep(0.005)
-            _stream(url, questions[place], answers[place])
+            _stream(url, model, questions[place], answers[place])
 
         with ThreadPoolExecutor(len(questions)) as pool:
             list(pool.map(one, range(len(questions))))
@@ -92,8 +102,9 @@ def over_http(url: str) -> Ask:
     return ask
 
 
-def _stream(url: str, question: Question, answer: Answer) -> None:
+def _stream(url: str, model: str | None, question: Question, answer: Answer) -> None:
     body = {
+        **({} if model is None else {"model": model}),
         "messages": question.messages,
         "max_tokens": question.tokens,
         "temperature": question.temperature,
@@ -102,32 +113,44 @@ def _stream(url: str, question: Question, answer: Answer) -> None:
         "stream_options": {"include_usage": True},
     }
     connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=PATIENCE_S)
-    decoder = msgspec.json.Decoder(_Chunk)
     answer.asked = time.perf_counter()
     connection.request("POST", "/v1/chat/completions", msgspec.json.encode(body), {"Content-Type": "application/json"})
     with connection.getresponse() as response:
         assert response.status == 200, response.read()
-        for line in response:
-            if not line.startswith(b"data: {"):
-                continue
-            chunk = decoder.decode(line[len(b"data: ") :])
-            text = "".join(choice.delta.content or "" for choice in chunk.choices)
-            # Empty ones come with a role or with the end.
-            if text:
-                answer.times.append(time.perf_counter())
-                answer.text += text
-            if text or any(choice.finish_reason for choice in chunk.choices):
-                answer.first = answer.first or time.perf_counter()
-            if chunk.usage is not None:
-                answer.prompt_tokens, answer.tokens = chunk.usage.prompt_tokens, chunk.usage.completion_tokens
-                if chunk.usage.prompt_tokens_details is not None:
-                    answer.cached_tokens = chunk.usage.prompt_tokens_details.cached_tokens
+        hear(response, answer)
     connection.close()
-    assert answer.tokens, "the answer was cut off"
+
+
+def hear(lines: Iterable[bytes], answer: Answer) -> None:
+    """The lines of an answer's stream, as they come."""
+    decoder = msgspec.json.Decoder(_Chunk)
+    ended = False
+    for line in lines:
+        event = line.removeprefix(b"data:").strip()
+        if event == line.strip() or not event.startswith(b"{"):
+            continue
+        chunk = decoder.decode(event)
+        text = "".join(choice.delta.content or "" for choice in chunk.choices)
+        now = time.perf_counter()
+        # Empty ones come with a role or with the end.
+        if text:
+            answer.times.append(now)
+            answer.sizes.append(len(text))
+            answer.text += text
+        ended = ended or any(choice.finish_reason for choice in chunk.choices)
+        if text or ended:
+            answer.first = answer.first or now
+        if chunk.usage is not None:
+            answer.prompt_tokens, answer.tokens = chunk.usage.prompt_tokens, chunk.usage.completion_tokens
+            if chunk.usage.prompt_tokens_details is not None:
+                answer.cached_tokens = chunk.usage.prompt_tokens_details.cached_tokens or 0
+    assert ended, "the answer was cut off"
+    # Who does not count for us most likely sends each token as it comes.
+    answer.tokens = answer.tokens or len(answer.times)
 
 
 class _Details(msgspec.Struct):
-    cached_tokens: int = 0
+    cached_tokens: int | None = None
 
 
 class _Usage(msgspec.Struct):

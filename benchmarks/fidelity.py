@@ -90,7 +90,7 @@ def language(loaded: Any) -> Any:
     class Noting(ModelLanguage):
         voices: dict[tuple[int, ...], Noted]
 
-        def voice(self, generation: Generation, prompt: Any) -> Any:
+        def voice(self, generation: Generation, prompt: Any, calls: Sequence[str] = ()) -> Any:
             self.voices[prompt.ids] = Noted(super().voice(generation, prompt))
             return self.voices[prompt.ids]
 
@@ -132,7 +132,7 @@ def main() -> None:
     parser.add_argument("--model", default="smollm2-135m-instruct", help="as --llm-model of `starling serve`")
     parser.add_argument("--data-dir", default=Config().data_dir, help="where the models are")
     options = parser.parse_args()
-    start(str(Path(options.data_dir)), lambda _: None)
+    start(str(Path(options.data_dir)), lambda _: None, few=True)
     from tests.workers.llm.toy import chat
     from workers.llm.load import load
 

@@ -1,6 +1,7 @@
 """`python -m benchmarks --llm`: the language model against mlx_lm.server, with the same weights and BLAS, in turn.
 
-Every engine is asked the same in each round; medians, and ours for each of theirs. Measures, judges nothing.
+`--beside NAME=URL` lets any other server that speaks OpenAI's protocol take part. Every engine is asked the same in
+each round; medians, and ours for each of theirs. Measures, judges nothing.
 """
 
 from __future__ import annotations
@@ -9,11 +10,13 @@ import argparse
 import os
 import platform
 import random
+import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from urllib.parse import urlsplit
 
 import psutil
 from rich.console import Console
@@ -22,10 +25,14 @@ from rich.table import Table
 from benchmarks.chatting import Answer, Ask, Question, in_process, over_http, peer_server, rate
 from service.config import Config
 from tests.e2e.server import Server, serving
+from workers.loop import REST_S
 
 OURS, ENGINE, THEIRS = "starling, HTTP", "starling, in process", "mlx_lm.server"
 TOKENS = 40
 """Of a timed answer."""
+SETTLE_S = 0.15
+"""Before each is asked. After an answer some put their caches away and have threads that wait busily for the next: that
+would be the time of whoever is asked next."""
 CROWD, DECODING = 8, 4
 TOP_P = 0.9
 SHORT, MIDDLE, LONG = 1, 50, 185
@@ -43,6 +50,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--model", default="smollm2-135m-instruct", help="(default: smollm2-135m-instruct)")
     parser.add_argument("--data-dir", type=Path, default=Path(Config().data_dir), help="where the models are")
     parser.add_argument("--alone", action="store_true", help="without mlx_lm.server")
+    parser.add_argument(
+        "--beside",
+        action="append",
+        type=named_server,
+        default=[],
+        metavar="NAME=URL",
+        help="also ask this server, which runs already, for a model of that name; may be given again",
+    )
     options = parser.parse_args(arguments)
     console = Console(width=150)
     console.print(f"{platform.platform()}, {os.cpu_count()} cores, Python {platform.python_version()}")
@@ -54,6 +69,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if not options.alone:
             engines[THEIRS], process = stack.enter_context(peer_server(model, data_dir))
             others[THEIRS] = psutil.Process(process.pid)
+        for name, url in options.beside:
+            engines[name] = over_http(url, name)
+            if (found := listening(url)) is not None:
+                others[name] = found
         for ask in engines.values():
             # What is built or loaded at the first request is no round's.
             ask([story(SHORT)])
@@ -61,6 +80,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for name in options.part or PARTS:
             console.print(PARTS[name](Bench(engines, options.rounds)))
         _memory(console, server, others, "after")
+        time.sleep(REST_S + 1)
+        _memory(console, server, others, "at rest")
 
 
 @dataclass(frozen=True)
@@ -76,8 +97,34 @@ class Bench:
         for _ in range(self.rounds):
             asked = question()
             for name, answers in found.items():
-                answers.append(self.engines[name](asked))
+                answers.append(self.ask(name, asked))
         return found
+
+    def ask(self, name: str, asked: Sequence[Question]) -> list[Answer]:
+        time.sleep(SETTLE_S)
+        return self.engines[name](asked)
+
+
+def named_server(given: str) -> tuple[str, str]:
+    """Of NAME=URL."""
+    name, _, url = given.partition("=")
+    address = urlsplit(url)
+    if not name or name in (OURS, ENGINE, THEIRS) or address.scheme != "http" or not address.hostname:
+        raise argparse.ArgumentTypeError(f"{given!r} is no NAME=http://HOST:PORT")
+    return name, url
+
+
+def listening(url: str) -> psutil.Process | None:
+    """The process behind a URL, if it is one on this machine that we may look at."""
+    address = urlsplit(url)
+    if address.hostname not in ("127.0.0.1", "localhost", "::1"):
+        return None
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            for each in process.net_connections("tcp"):
+                if each.status == psutil.CONN_LISTEN and each.laddr.port == address.port:
+                    return process
+    return None
 
 
 def story(sentences: int, tokens: int = 1, after: int = 0, top_p: float = 1.0) -> Question:
@@ -96,7 +143,7 @@ def story(sentences: int, tokens: int = 1, after: int = 0, top_p: float = 1.0) -
 
 def decode(bench: Bench) -> Table:
     """Tokens a second of one client and of eight, greedy and with top_p; what the service and sampling cost."""
-    table = _table(bench, "decode, tokens a second in all", "HTTP and pipes", "our sampling", "their sampling")
+    table = _table(bench, "decode, tokens a second in all", "HTTP and pipes", "our sampling", "the others' sampling")
     once = Bench(bench.engines, 1)
     for clients in (1, CROWD):
         rates: dict[float, dict[str, list[float]]] = {1.0: {}, TOP_P: {}}
@@ -111,8 +158,9 @@ def decode(bench: Bench) -> Table:
         for top_p, found in rates.items():
             title = f"{clients} client{'s' if clients > 1 else ''}, {'greedy' if top_p >= 1 else f'top_p {top_p}'}"
             service = 1 - _ratio(found[OURS], found[ENGINE])
-            theirs = 1 - _ratio(found[THEIRS], rates[1.0][THEIRS]) if THEIRS in found else 0.0
-            table.add_row(title, *_cells(found), f"{service:.1%}", f"{median(shares[top_p]):.1%}", f"{theirs:.1%}")
+            others = (1 - _ratio(found[name], rates[1.0][name]) for name in found if name not in (OURS, ENGINE))
+            theirs = ", ".join(f"{share:.1%}" for share in others)
+            table.add_row(title, *_cells(found), f"{service:.1%}", f"{median(shares[top_p]):.1%}", theirs)
     return table
 
 
@@ -131,11 +179,11 @@ def first(bench: Bench) -> Table:
     nexts: dict[str, list[list[Answer]]] = {name: [] for name in bench.engines}
     for _ in range(max(1, bench.rounds - 1)):
         question = story(LONG, tokens=12)
-        for name, ask in bench.engines.items():
-            colds[name].append(ask([question]))
+        for name in bench.engines:
+            colds[name].append(bench.ask(name, [question]))
             said = {"role": "assistant", "content": colds[name][-1][0].text}
             turn = Question(messages=(*question.messages, said, {"role": "user", "content": "Go on."}), tokens=2)
-            nexts[name].append(ask([turn]))
+            nexts[name].append(bench.ask(name, [turn]))
     table.add_row("long prompt", *_cells(_firsts(colds)), _prompts(colds))
     table.add_row("next turn", *_cells(_firsts(nexts)), _prompts(nexts))
     return table
@@ -148,7 +196,7 @@ def arrival(bench: Bench) -> Table:
         found = bench.compare(
             lambda sentences=sentences, tokens=tokens: [  # type: ignore[misc]
                 *(story(SHORT, tokens) for _ in range(DECODING)),
-                story(sentences, 2, after=8),
+                story(sentences, 2, after=30),
             ]
         )
         firsts = {name: [answers[-1].first_s for answers in rounds] for name, rounds in found.items()}

@@ -49,6 +49,9 @@ TEXT = (
 REWRITE = f"Repeat this text exactly, word for word:\n\n{TEXT}"
 PROSE = "Write a short essay about the sea, the wind and the people who live near them."
 JSON = "Invent an order and give it as JSON."
+MASKED = 160
+"""Tokens of an answer whose shape allows any text."""
+
 PARTS = ("json", "rewriting", "prose", "masks")
 
 
@@ -136,12 +139,12 @@ def masks(engine: LlmEngine, rounds: int) -> None:
     any_text = Shape(kind="regex", text="(.|\\n)*")
 
     def run(rows: int, shape: Shape | None) -> float:
-        jobs = [job(f"{PROSE} Number {number}.", 24, shape, endless=True) for number in range(rows)]
+        jobs = [job(f"{PROSE} Number {number}.", MASKED, shape, endless=True) for number in range(rows)]
         return seconds(engine, *jobs)[0]
 
     for rows in (1, 8):
         found, slow, fast = ratio(rounds, partial(run, rows, any_text), partial(run, rows, None))
-        steps = f"{1e3 * slow / 23:.1f} and {1e3 * fast / 23:.1f} ms a step"
+        steps = f"{1e3 * slow / (MASKED - 1):.1f} and {1e3 * fast / (MASKED - 1):.1f} ms a step"
         print(f"masks at {rows} rows: {100 * (found - 1):.1f} % ({steps})")
     engine.guessing = True
     alone(engine)

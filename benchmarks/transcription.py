@@ -63,14 +63,13 @@ def peer(name: str, *arguments: str) -> Iterator[Transcribe]:
 
 
 def through_http(server: Server, **fields: str) -> Transcribe:
-    """A running service; the clock is the client's."""
+    """A running service; the clock is the client's. As an app does, it keeps its client: a new one takes 20 ms."""
+    client = httpx.Client(base_url=server.url, timeout=1200)
 
     def transcribe(clip: Path) -> tuple[str, float]:
         started = time.perf_counter()
         with clip.open("rb") as file:
-            answer = httpx.post(
-                f"{server.url}/v1/audio/transcriptions", files={"file": file}, data=fields, timeout=1200
-            )
+            answer = client.post("/v1/audio/transcriptions", files={"file": file}, data=fields)
         answer.raise_for_status()
         return answer.json()["text"], time.perf_counter() - started
 

@@ -36,11 +36,11 @@ def main() -> None:
 
 
 def answer(engine: LlmEngine, questions: Sequence[Question]) -> list[Answer]:
-    answers = [Answer(times=[]) for _ in questions]
+    answers = [Answer() for _ in questions]
     waiting = list(range(len(questions)))
     while waiting or engine.busy:
         for place in list(waiting):
-            if all(len(each.times) >= questions[place].after for each in answers[:place]):
+            if all(len(each.text) >= questions[place].after for each in answers[:place]):
                 waiting.remove(place)
                 answers[place].asked = time.perf_counter()
                 engine.admit(_job(questions[place]), lambda event, own=answers[place]: _hear(event, own))  # type: ignore[misc]
@@ -80,6 +80,7 @@ def _hear(event: Event, answer: Answer) -> None:
         answer.first = answer.first or time.perf_counter()
     if isinstance(event, Delta) and event.text:
         answer.times.append(time.perf_counter())
+        answer.sizes.append(len(event.text))
         answer.text += event.text
     elif isinstance(event, Generated):
         answer.prompt_tokens, answer.tokens = event.prompt_tokens, event.completion_tokens

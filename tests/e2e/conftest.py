@@ -24,8 +24,10 @@ def base(model_data_dir: Path) -> Iterator[Server]:
 
 @pytest.fixture(scope="session")
 def talker(model_data_dir: Path) -> Iterator[Server]:
-    """With the language model; its speech model is the smallest. On a busy machine nothing is given up soon."""
+    """With a language model and one for embeddings; its speech model is the smallest. On a busy machine nothing is
+    given up soon."""
     models = ("--whisper-model", "whisper-tiny.en", "--llm-model", "smollm2-135m-instruct")
+    models += ("--embedding-model", "all-minilm-l6-v2")
     with serving(model_data_dir, *models, "--stall-seconds", "600", "--start-wait", "300") as server:
         yield server
 

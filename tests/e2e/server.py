@@ -14,7 +14,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,6 +88,14 @@ class Server:
                 return
             time.sleep(0.1)
         raise AssertionError(f"not ready in {START_S} s:\n{self.log}")
+
+
+def until(happened: Callable[[], object], what: str, seconds: float = 30.0) -> None:
+    """Wait for something that another process does."""
+    deadline = time.monotonic() + seconds
+    while not happened():
+        assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
+        time.sleep(0.01)
 
 
 def unused_port() -> int:

@@ -269,6 +269,16 @@ def test_parts_of_text_are_joined(client: openai.OpenAI) -> None:
     assert text(client, [{"role": "user", "content": parts}]) == PARIS
 
 
+def test_a_special_token_that_is_spelt_out_ends_no_message(client: openai.OpenAI) -> None:
+    """It takes as many tokens as it has pieces, not one."""
+
+    def tokens(content: str) -> int:
+        asked = [{"role": "user", "content": content}]
+        return int(client.chat.completions.create(model=MODEL, messages=asked, max_tokens=1).usage.prompt_tokens)  # type: ignore[arg-type,union-attr]
+
+    assert tokens("a<|im_end|>") - tokens("a") == 7
+
+
 # Refusals.
 
 IMAGE = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,x"}}]}]

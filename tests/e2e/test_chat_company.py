@@ -6,8 +6,7 @@ import json
 import socket
 import struct
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from typing import Any
@@ -17,39 +16,13 @@ import openai
 import pytest
 
 from tests.asgi import told
-from tests.e2e.server import Server
+from tests.e2e.chats import NEVER_ENDS, PARIS, PATH, body, long, post, running
+from tests.e2e.server import Server, until
 
 pytestmark = [pytest.mark.model, pytest.mark.port]
 
-PATH = "/v1/chat/completions"
-CAPITAL = [{"role": "user", "content": "What is the capital of France?"}]
-PARIS = "The capital of France is Paris."
-NEVER_ENDS = {"2": -100, "0": -100}
-"""A bias against the tokens with which the starter ends a text."""
 SOON_S = 10.0
 """On a busy machine; 2000 tokens of an answer, or 6000 of a prompt, take several times as long on an idle one."""
-
-
-def until(happened: Callable[[], object], what: str, seconds: float = 30.0) -> None:
-    """Wait for something that another process does."""
-    deadline = time.monotonic() + seconds
-    while not happened():
-        assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
-        time.sleep(0.01)
-
-
-def body(**fields: Any) -> dict[str, Any]:
-    return {"messages": CAPITAL, "temperature": 0, **fields}
-
-
-def long(words: int, **fields: Any) -> dict[str, Any]:
-    """A prompt of about so many tokens."""
-    content = " ".join(str(number % 10) for number in range(words // 2))
-    return body(messages=[{"role": "user", "content": f"{fields.pop('begin', 'Numbers:')} {content}"}], **fields)
-
-
-def post(server: Server, fields: dict[str, Any], **headers: str) -> httpx.Response:
-    return httpx.post(server.url + PATH, json=fields, headers=headers, timeout=300)
 
 
 @contextmanager
@@ -64,10 +37,6 @@ def connected(server: Server, fields: dict[str, Any], version: str = "1.1") -> I
             + sent
         )
         yield connection
-
-
-def running(server: Server) -> int:
-    return int(server.stats("llm")["running"])
 
 
 def idle(server: Server) -> bool:

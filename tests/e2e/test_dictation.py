@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import pairwise
@@ -23,7 +23,7 @@ import soundfile
 import soxr
 
 from examples.dictate import Dictation
-from tests.e2e.server import ROOT, Server, serving
+from tests.e2e.server import ROOT, Server, serving, until
 from tests.speech import SAMPLE_RATE, Samples, timeline
 
 pytestmark = [pytest.mark.model, pytest.mark.port, pytest.mark.timeout(300)]
@@ -38,14 +38,6 @@ TENTH = SAMPLE_RATE // 10
 """Samples in a chunk of 100 ms."""
 
 Event = dict[str, Any]
-
-
-def until(happened: Callable[[], object], what: str, seconds: float = 30.0) -> None:
-    """Wait for something that another process does."""
-    deadline = time.monotonic() + seconds
-    while not happened():
-        assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
-        time.sleep(0.02)
 
 
 def s16(samples: Samples) -> bytes:
@@ -377,7 +369,8 @@ def test_utterances_of_a_real_recording_are_its_words(tiny: Server, recordings: 
         session.add((recordings / "jfk.mp3").read_bytes())
         text = session.finish()["text"]
         session.remove()
-    assert "ask not what your country can do for you" in text.lower()
+    # He pauses within the sentence; its pieces may end with a full stop.
+    assert "ask not what your country can do for you" in text.lower().replace(".", "")
     assert text.lower().count("your country") == 2
 
 
@@ -595,8 +588,8 @@ def test_too_many_and_too_long_are_said_so(strict: Server) -> None:
 
 
 def test_the_official_client_is_served_while_people_dictate(tiny: Server, three: Samples) -> None:
-    client = openai.OpenAI(base_url=f"{tiny.url}/v1", api_key="none", max_retries=0)
-    with Dictation(tiny.url, S16) as session, ThreadPoolExecutor() as pool:
+    official = openai.OpenAI(base_url=f"{tiny.url}/v1", api_key="none", max_retries=0)
+    with official as client, Dictation(tiny.url, S16) as session, ThreadPoolExecutor() as pool:
         feeding = pool.submit(feed, session, three, TENTH, 3.0)
         answer = client.audio.transcriptions.create(model="whisper-1", file=("a.wav", wav(timeline(BICYCLE))))
         events = list(
@@ -653,5 +646,6 @@ def test_it_says_what_is_wrong(tiny: Server, clip: Path) -> None:
 def test_nothing_of_it_all_stays_on_disk(tiny: Server) -> None:
     for session in httpx.get(f"{tiny.url}{PATH}").json()["data"]:
         assert httpx.delete(f"{tiny.url}{PATH}/{session['id']}").status_code == 204
-    assert tiny.recorded() == tiny.spooled() == []
+    assert tiny.recorded() == []
+    until(lambda: tiny.spooled() == [], "the spool is empty", seconds=5)
     assert trouble(tiny) == ""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -21,7 +21,7 @@ import psutil
 import pytest
 
 from examples.dictate import Dictation, Refused
-from tests.e2e.server import Server, serving, unused_port
+from tests.e2e.server import Server, serving, until, unused_port
 from tests.speech import Samples, timeline
 
 pytestmark = [pytest.mark.model, pytest.mark.port, pytest.mark.timeout(300)]
@@ -148,14 +148,6 @@ def sessions(server: Server) -> list[dict[str, Any]]:
     return list(httpx.get(f"{server.url}{PATH}", timeout=30).json()["data"])
 
 
-def until(happened: Callable[[], object], what: str, seconds: float = 30.0) -> None:
-    """Wait for something that another process does."""
-    deadline = time.monotonic() + seconds
-    while not happened():
-        assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
-        time.sleep(0.02)
-
-
 @pytest.fixture(scope="module")
 def server(model_data_dir: Path) -> Iterator[Server]:
     with serving(model_data_dir, "--whisper-model", "whisper-tiny.en", port=unused_port()) as started:
@@ -220,6 +212,6 @@ def test_fifty_kills_change_no_text_and_lose_no_event(
         assert forgotten["samples"] == 0
         assert httpx.delete(f"{server.url}{PATH}/{forgotten['id']}").status_code == 204
     assert server.recorded() == []
-    assert server.spooled() == []
+    until(lambda: server.spooled() == [], "the spool is empty", seconds=5)
     front = psutil.Process(server.process.pid)
     until(lambda: front.num_fds() < 60, "no descriptors are left open", seconds=5)

@@ -1,11 +1,9 @@
-"""What a crash, a departure or a crowd costs: one request at most, and nothing that stays behind."""
+"""What a departure or a crowd costs: nothing that stays behind."""
 
 from __future__ import annotations
 
 import socket
 import threading
-import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -15,7 +13,7 @@ import psutil
 import pytest
 import soundfile
 
-from tests.e2e.server import ROOT, Server, serving
+from tests.e2e.server import ROOT, Server, serving, until
 from tests.speech import speak
 
 pytestmark = [pytest.mark.model, pytest.mark.port, pytest.mark.timeout(600)]
@@ -26,14 +24,6 @@ SENTENCES = [
     "Please open the window and close the door.",
     "My brother bought a new blue bicycle yesterday.",
 ]
-
-
-def until(happened: Callable[[], object], what: str, seconds: float = 30.0) -> None:
-    """Wait for something that another process does."""
-    deadline = time.monotonic() + seconds
-    while not happened():
-        assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
-        time.sleep(0.02)
 
 
 @pytest.fixture(scope="module")
@@ -63,23 +53,6 @@ def transcribe(server: Server, path: Path) -> httpx.Response:
 
 def running(server: Server) -> bool:
     return server.stats("whisper")["running"] == 1
-
-
-def test_a_killed_worker_costs_one_clean_error_and_the_next_request_works(
-    tiny: Server, clips: list[Path], long_clip: Path
-) -> None:
-    with ThreadPoolExecutor() as pool:
-        interrupted = pool.submit(transcribe, tiny, long_clip)
-        until(lambda: running(tiny), "the job reached the worker")
-        (victim,) = tiny.workers("whisper")
-        victim.kill()
-        answer = interrupted.result()
-    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "worker_crashed")
-    assert 1 <= int(answer.headers["retry-after"]) <= 120
-    after = transcribe(tiny, clips[0])
-    assert "fox" in after.json()["text"]
-    assert not victim.is_running()
-    assert tiny.spooled() == []
 
 
 def test_a_client_that_leaves_frees_the_worker(tiny: Server, clips: list[Path], long_clip: Path) -> None:
@@ -142,16 +115,6 @@ def test_a_model_that_cannot_be_had_is_explained_and_the_service_serves_on(model
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "model_not_configured")
     assert answer.headers["x-should-retry"] == "false"
     assert "starling get no-such/model" in answer.json()["error"]["message"]
-
-
-def test_the_death_of_the_front_end_takes_the_workers_with_it(model_data_dir: Path) -> None:
-    with serving(model_data_dir, "--whisper-model", "whisper-tiny.en") as server:
-        family = server.workers()
-        assert len(family) >= 2
-        server.process.kill()
-        server.process.wait()
-        _, left = psutil.wait_procs(family, timeout=2)
-        assert left == []
 
 
 def test_requests_during_the_start_wait_for_it(model_data_dir: Path, clips: list[Path]) -> None:

@@ -104,6 +104,7 @@ def test_guided_fields_shape_chats_and_completions(client: openai.OpenAI) -> Non
     assert guided(client, guided_regex="[A-C]{3}-[0-9]{2}").choices[0].message.content[3] == "-"
     assert guided(client, guided_grammar='root ::= "on" | "off"').choices[0].message.content in ("on", "off")
     assert guided(client, structured_outputs={"json": {"enum": [1, 2]}}).choices[0].message.content in "12"
+    assert guided(client, guided_choice=["<|im_end|>"]).choices[0].message.content == "<|im_end|>"
     text = client.completions.create(
         model=MODEL, prompt="2 + 2 =", max_tokens=5, temperature=0, extra_body={"guided_regex": " [0-9]{1,2}"}
     )

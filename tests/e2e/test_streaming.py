@@ -8,7 +8,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ import pytest
 import soundfile
 
 from tests.asgi import Told, told
-from tests.e2e.server import Server, serving
+from tests.e2e.server import Server, serving, until
 from tests.speech import speak
 
 pytestmark = [pytest.mark.model, pytest.mark.port, pytest.mark.timeout(600)]
@@ -33,14 +33,6 @@ SENTENCES = [
     "My brother bought a new blue bicycle yesterday.",
 ]
 PATH = "/v1/audio/transcriptions"
-
-
-def until(happened: Callable[[], object], what: str, seconds: float = 30.0) -> None:
-    """Wait for something that another process does."""
-    deadline = time.monotonic() + seconds
-    while not happened():
-        assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
-        time.sleep(0.01)
 
 
 def stored(path: Path, sentences: list[str]) -> Path:
@@ -104,11 +96,11 @@ def connected(server: Server, *, receive_buffer: int = 0) -> socket.socket:
 
 def test_the_official_client_gets_one_delta_for_each_segment_and_done(tiny: Server, minute: Path) -> None:
     """STR-03"""
-    client = openai.OpenAI(base_url=f"{tiny.url}/v1", api_key="none", max_retries=0)
-    with minute.open("rb") as file:
-        events = list(client.audio.transcriptions.create(model="whisper-1", file=file, stream=True))
-    with minute.open("rb") as file:
-        plain = client.audio.transcriptions.create(model="whisper-1", file=file, response_format="verbose_json")
+    with openai.OpenAI(base_url=f"{tiny.url}/v1", api_key="none", max_retries=0) as client:
+        with minute.open("rb") as file:
+            events = list(client.audio.transcriptions.create(model="whisper-1", file=file, stream=True))
+        with minute.open("rb") as file:
+            plain = client.audio.transcriptions.create(model="whisper-1", file=file, response_format="verbose_json")
     deltas = [event.delta for event in events if event.type == "transcript.text.delta"]
     (done,) = [event for event in events if event.type == "transcript.text.done"]
     assert done is events[-1]
@@ -227,23 +219,6 @@ def test_twenty_clients_that_never_read_cost_nobody_else(tiny: Server, clip: Pat
             connection.close()
     until(lambda: tiny.spooled() == [], "the spool is empty")
     assert "Traceback" not in tiny.log
-
-
-def test_a_worker_that_dies_in_mid_stream_is_the_last_event(tiny: Server, ten_minutes: Path) -> None:
-    with (
-        ten_minutes.open("rb") as file,
-        httpx.stream("POST", tiny.url + PATH, files={"file": file}, data=fields(), timeout=300) as answer,
-    ):
-        chunks = answer.iter_bytes()
-        seen = b""
-        while b"transcript.text.delta" not in seen:
-            seen += next(chunks)
-        (victim,) = tiny.workers("whisper")
-        victim.kill()
-        seen += b"".join(chunks)
-    last = told(seen)[0][-1]
-    assert (last.name, last.data["error"]["code"]) == ("error", "worker_crashed")
-    tiny.wait_ready()
 
 
 @pytest.fixture

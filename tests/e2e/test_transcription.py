@@ -12,7 +12,7 @@ import httpx
 import openai
 import pytest
 
-from tests.e2e.server import ROOT, SHARED, Server
+from tests.e2e.server import ROOT, SHARED, Server, until
 
 pytestmark = [pytest.mark.model, pytest.mark.port, pytest.mark.timeout(600)]
 
@@ -69,8 +69,8 @@ def test_curl_gets_every_format(tiny: Server, recordings: Path, response_format:
 
 @pytest.mark.shared
 def test_the_openai_client_gets_the_text_from_the_default_model(base: Server, recordings: Path) -> None:
-    with (recordings / "jfk.mp3").open("rb") as file:
-        answer = client_of(base).audio.transcriptions.create(file=file, model="whisper-1")
+    with (recordings / "jfk.mp3").open("rb") as file, client_of(base) as client:
+        answer = client.audio.transcriptions.create(file=file, model="whisper-1")
     assert ASK_NOT in answer.text
 
 
@@ -79,8 +79,8 @@ def test_the_openai_client_gets_every_format(tiny: Server, recordings: Path) -> 
     """REQ-10"""
 
     def ask(response_format: str) -> object:
-        with (recordings / "jfk.mp3").open("rb") as file:
-            return client_of(tiny).audio.transcriptions.create(
+        with (recordings / "jfk.mp3").open("rb") as file, client_of(tiny) as client:
+            return client.audio.transcriptions.create(
                 file=file,
                 model="whisper-1",
                 response_format=response_format,  # type: ignore[call-overload]
@@ -101,15 +101,15 @@ def test_the_openai_client_gets_every_format(tiny: Server, recordings: Path) -> 
 
 @pytest.mark.shared
 def test_a_translation_is_in_english(base: Server, recordings: Path) -> None:
-    with (recordings / "fleurs-de-000.ogg").open("rb") as file, pytest.deprecated_call():
-        answer = client_of(base).audio.translations.create(file=file, model="whisper-1", response_format="verbose_json")
+    with (recordings / "fleurs-de-000.ogg").open("rb") as file, pytest.deprecated_call(), client_of(base) as client:
+        answer = client.audio.translations.create(file=file, model="whisper-1", response_format="verbose_json")
     assert answer.language == "english"
     assert " the " in f" {answer.text.lower()} "
 
 
 def test_a_refusal_reaches_the_openai_client_in_its_own_terms(tiny: Server) -> None:
-    with pytest.raises(openai.BadRequestError) as caught:
-        client_of(tiny).audio.transcriptions.create(file=("talk.wav", b"<html>404</html>"), model="whisper-1")
+    with pytest.raises(openai.BadRequestError) as caught, client_of(tiny) as client:
+        client.audio.transcriptions.create(file=("talk.wav", b"<html>404</html>"), model="whisper-1")
     assert (caught.value.code, caught.value.param) == ("undecodable_audio", "file")
     assert caught.value.response.headers["x-request-id"]
 
@@ -161,4 +161,4 @@ def test_a_broken_file_is_refused_or_read_as_far_as_it_goes(
 def test_nothing_of_a_request_stays_on_disk(tiny: Server) -> None:
     with (ROOT / "service" / "sample.flac").open("rb") as file:
         httpx.post(f"{tiny.url}/v1/audio/transcriptions", files={"file": file}, timeout=100).raise_for_status()
-    assert tiny.spooled() == []
+    until(lambda: tiny.spooled() == [], "the spool is empty", seconds=5)
