@@ -5,7 +5,7 @@ BACKEND ?=
 ARGS ?=
 BIN := .venv/bin
 
-.PHONY: help setup run test check e2e bench lock clean
+.PHONY: help setup run test check e2e fuzz bench chaos lock clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -29,9 +29,15 @@ check: setup ## ruff and mypy --strict
 e2e: setup ## only the tests with real processes and the official clients
 	@$(BIN)/pytest tests/e2e $(ARGS)
 
+fuzz: setup ## requests made from /openapi.json, right and wrong, for ten minutes (ARGS="--seconds 60 --seed 1")
+	@$(BIN)/python -m tests.e2e.fuzzing $(ARGS)
+
 bench: setup ## measure, against peers in the same run
 	@$(PYTHON) tools/setup.py --peers
 	@$(BIN)/python -m benchmarks $(ARGS)
+
+chaos: setup ## ten minutes of requests while workers are killed at random (ARGS="--seconds 60")
+	@$(BIN)/python -m benchmarks --chaos $(ARGS)
 
 lock: ## write locks/ anew from pyproject.toml
 	@$(PYTHON) -m tools.lock
