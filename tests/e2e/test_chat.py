@@ -318,7 +318,7 @@ def test_a_word_of_five_megabytes_is_refused_in_seconds(client: openai.OpenAI, t
     began = time.monotonic()
     with pytest.raises(openai.BadRequestError) as caught:
         chat(client, [{"role": "user", "content": "a" * 5_000_000}])
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 20
     assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "messages")
     assert "8192" in str(caught.value)
     assert talker.workers("llm") == [before]

@@ -83,8 +83,8 @@ def test_everybody_is_told_and_the_dictation_goes_on_later(model_data_dir: Path,
             assert status.startswith(b"HTTP/1.1 503")
             assert json.loads(rest.partition(b"\r\n\r\n")[2])["error"]["code"] == "shutting_down"
             assert server.process.wait(20) == 0
-            assert time.monotonic() - began < 8
-        assert psutil.wait_procs(family, timeout=1)[1] == []
+            assert time.monotonic() - began < 15
+        assert psutil.wait_procs(family, timeout=5)[1] == []
         assert len(server.recorded()) > 0 and server.spooled() == []
         assert "Traceback" not in server.log
 

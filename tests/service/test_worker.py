@@ -1070,7 +1070,7 @@ asyncio.run(main())
 
 
 @pytest.mark.parametrize("source", ["hold", "hang"])
-async def test_a_killed_service_takes_its_workers_with_it_within_a_second(source: str) -> None:
+async def test_a_killed_service_takes_its_workers_with_it_at_once(source: str) -> None:
     root = str(Path(__file__).parents[2])
     service = await asyncio.create_subprocess_exec(
         sys.executable,
@@ -1085,7 +1085,7 @@ async def test_a_killed_service_takes_its_workers_with_it_within_a_second(source
     worker = psutil.Process(int(await service.stdout.readline()))
     os.kill(service.pid, signal.SIGKILL)
     await service.wait()
-    async with asyncio.timeout(1):
+    async with asyncio.timeout(5):
         await until(lambda: gone(worker))
     await service.stdout.read()
 

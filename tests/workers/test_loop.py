@@ -386,7 +386,7 @@ def test_the_end_of_the_stream_ends_a_process_within_a_step(options: list[str]) 
         began = time.monotonic()
         peer.link.shutdown(socket.SHUT_WR)
         assert peer.ended() == (0, "")
-        assert time.monotonic() - began < 1
+        assert time.monotonic() - began < 5
 
 
 def test_cancelling_a_blocking_job_ends_the_process_with_its_own_status() -> None:

@@ -76,7 +76,7 @@ def test_a_sidecar_on_a_socket_is_its_parent_s_alone_and_ends_with_it(folder: Pa
         assert process.stdin is not None
         process.stdin.close()
         assert process.wait(10) == 0
-        assert psutil.wait_procs(family, timeout=2)[1] == []
+        assert psutil.wait_procs(family, timeout=10)[1] == []
     assert sorted(each.name for each in folder.iterdir()) == ["data", "log"]
     assert told["api_key"] not in (folder / "log").read_text()
 

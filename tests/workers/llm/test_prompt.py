@@ -279,12 +279,12 @@ def test_the_field_at_fault_is_the_prompts_own(tokenizer: Any) -> None:
 
 def test_a_text_far_over_the_context_is_refused_without_reading_all_of_it(tokenizer: Any) -> None:
     """LLM-10"""
-    begun = time.perf_counter()
+    begun = time.process_time()
     with pytest.raises(
         ContextLengthExceeded, match=r"maximum context length is 1000 tokens, .* has at least "
     ) as refused:
         render(tokenizer, Complete("x" * 30_000_000))
-    assert time.perf_counter() - begun < 2
+    assert time.process_time() - begun < 2
     assert refused.value.param == "prompt"
 
 
