@@ -287,7 +287,7 @@ def opened(models: Path) -> Iterator[House]:
     ):
         yield House(server, client, spoken())
         assert server.recorded() == []
-        until(lambda: server.spooled() == [], "the spool is empty", seconds=5)
+        until(lambda: server.spooled() == [], "the spool is empty", seconds=20)
         assert "Traceback" not in server.log, server.log[server.log.index("Traceback") :][:3000]
 
 

@@ -78,7 +78,7 @@ class Server:
         self.process.stdout.close()
         self.process = _spawn(self.command, self.log_path)
         assert _address(self.process) == self.url
-        left = psutil.wait_procs(family, timeout=5)[1]
+        left = psutil.wait_procs(family, timeout=20)[1]
         assert not left, f"outlived the service: {left}"
 
     def wait_ready(self) -> None:
@@ -90,7 +90,7 @@ class Server:
         raise AssertionError(f"not ready in {START_S} s:\n{self.log}")
 
 
-def until(happened: Callable[[], object], what: str, seconds: float = 30.0) -> None:
+def until(happened: Callable[[], object], what: str, seconds: float = 60.0) -> None:
     """Wait for something that another process does."""
     deadline = time.monotonic() + seconds
     while not happened():
@@ -172,7 +172,7 @@ def _end(process: subprocess.Popen[str]) -> None:
     finally:
         if process.stdout is not None:
             process.stdout.close()
-        left = psutil.wait_procs(family, timeout=5)[1]
+        left = psutil.wait_procs(family, timeout=20)[1]
         for child in left:
             child.kill()
     assert not left, f"outlived the service: {left}"

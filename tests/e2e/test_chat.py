@@ -311,7 +311,7 @@ def test_a_refusal_is_a_bad_request_streamed_or_not(
     assert (caught.value.code, caught.value.param, caught.value.type) == (code, param, "invalid_request_error")
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(300)
 def test_a_word_of_five_megabytes_is_refused_in_seconds(client: openai.OpenAI, talker: Server) -> None:
     """LLM-10"""
     (before,) = talker.workers("llm")

@@ -106,7 +106,7 @@ def test_a_chat_goes_on_beside_many_texts(talker: Server, client: openai.OpenAI)
     assert max(np.diff(times)) < 5
     assert talker.stats("llm")["running"] == 1, "the batch was over before the chat"
     batch.join()
-    until(lambda: talker.stats("llm")["running"] == 0, "the worker is free again", seconds=10)
+    until(lambda: talker.stats("llm")["running"] == 0, "the worker is free again", seconds=20)
 
 
 def test_the_models_say_what_embeds(client: openai.OpenAI) -> None:

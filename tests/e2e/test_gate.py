@@ -16,7 +16,7 @@ from tests.asgi import told
 from tests.e2e.server import Server
 from tests.speech import SAMPLE_RATE, Samples, speak, timeline
 
-pytestmark = [pytest.mark.model, pytest.mark.port, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.model, pytest.mark.port, pytest.mark.timeout(900)]
 
 FOX = "The quick brown fox jumps over the lazy dog."
 DOOR = "Please open the window and close the door."

@@ -16,7 +16,7 @@ import soundfile
 from tests.e2e.server import ROOT, Server, serving, until
 from tests.speech import speak
 
-pytestmark = [pytest.mark.model, pytest.mark.port, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.model, pytest.mark.port, pytest.mark.timeout(900)]
 
 SENTENCES = [
     "The quick brown fox jumps over the lazy dog.",
@@ -69,8 +69,8 @@ def test_a_client_that_leaves_frees_the_worker(tiny: Server, clips: list[Path], 
             + payload
         )
         until(lambda: running(tiny), "the job reached the worker")
-    until(lambda: tiny.stats("whisper")["running"] == 0, "the job left the worker", seconds=2.0)
-    until(lambda: tiny.spooled() == [], "the spool is empty", seconds=2.0)
+    until(lambda: tiny.stats("whisper")["running"] == 0, "the job left the worker", seconds=4)
+    until(lambda: tiny.spooled() == [], "the spool is empty", seconds=20)
     assert "fox" in transcribe(tiny, clips[0]).json()["text"]
     assert "Traceback" not in tiny.log
 

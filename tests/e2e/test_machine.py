@@ -8,7 +8,7 @@ import pytest
 
 from tests.e2e.machine import opened, run
 
-pytestmark = [pytest.mark.model, pytest.mark.port, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.model, pytest.mark.port, pytest.mark.timeout(900)]
 
 
 def test_whatever_is_asked_in_whatever_order_loses_nothing_and_says_nothing_twice(model_data_dir: Path) -> None:

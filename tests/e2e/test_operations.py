@@ -124,7 +124,7 @@ def test_a_request_s_id_is_on_its_lines_in_the_service_and_in_the_worker(seen: S
     assert secret not in seen.log and "Hello from Starling" not in seen.log
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(900)
 def test_what_the_document_promises_holds_for_whatever_is_asked(seen: Server) -> None:
     found = fuzz(seen.url, seconds=40, seed=1, rounds=2)
     assert found.failures == {}

@@ -21,7 +21,7 @@ from tests.e2e.chats import NEVER_ENDS, body
 from tests.e2e.server import Server, until
 from tests.speech import speak
 
-pytestmark = [pytest.mark.model, pytest.mark.port, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.model, pytest.mark.port, pytest.mark.timeout(900)]
 
 SENTENCES = (
     "The quick brown fox jumps over the lazy dog.",

@@ -17,7 +17,7 @@ import pytest
 from tests.e2e.chats import NEVER_ENDS, PARIS, body, post
 from tests.e2e.server import ROOT, Server, serving, until, unused_port
 
-pytestmark = [pytest.mark.model, pytest.mark.port, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.model, pytest.mark.port, pytest.mark.timeout(900)]
 
 log = logging.getLogger(__name__)
 

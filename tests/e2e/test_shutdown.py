@@ -21,7 +21,7 @@ from tests.e2e.server import Server, serving, until
 from tests.e2e.test_isolation import SENTENCES
 from tests.speech import speak
 
-pytestmark = [pytest.mark.model, pytest.mark.port, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.model, pytest.mark.port, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +84,7 @@ def test_everybody_is_told_and_the_dictation_goes_on_later(model_data_dir: Path,
             assert json.loads(rest.partition(b"\r\n\r\n")[2])["error"]["code"] == "shutting_down"
             assert server.process.wait(20) == 0
             assert time.monotonic() - began < 15
-        assert psutil.wait_procs(family, timeout=5)[1] == []
+        assert psutil.wait_procs(family, timeout=20)[1] == []
         assert len(server.recorded()) > 0 and server.spooled() == []
         assert "Traceback" not in server.log
 
@@ -107,7 +107,7 @@ def test_a_front_end_that_is_killed_takes_busy_workers_with_it(model_data_dir: P
         ignored.start()
         until(lambda: server.stats("whisper")["running"] == 1, "a worker computes")
         server.process.kill()
-        until(lambda: all(map(ended, family)), "the workers are gone", seconds=1.0)
+        until(lambda: all(map(ended, family)), "the workers are gone", seconds=5)
         server.process.wait()
         ignored.join(10)
 

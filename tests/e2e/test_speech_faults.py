@@ -14,7 +14,7 @@ import soundfile
 from tests.e2e.server import Server
 from tests.speech import SAMPLE_RATE, Samples, timeline
 
-pytestmark = [pytest.mark.model, pytest.mark.port, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.model, pytest.mark.port, pytest.mark.timeout(900)]
 
 GARDEN = "The children are playing in the garden."
 DOOR = "Please open the window and close the door."

@@ -23,7 +23,7 @@ from tests.dictated import S16
 from tests.service.dictation.conftest import VIEW, spec
 from tests.speech import timeline
 
-pytestmark = [pytest.mark.anyio, pytest.mark.model, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.anyio, pytest.mark.model, pytest.mark.timeout(600)]
 
 GARDEN = "The children are playing in the garden."
 STATION = "We will meet at the station tomorrow morning."

@@ -24,7 +24,7 @@ from workers.media.speech import Silero, detect_steps
 GARDEN = "The children are playing in the garden."
 DOOR = "Please open the window and close the door."
 
-pytestmark = [pytest.mark.model, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.model, pytest.mark.timeout(600)]
 
 Hear = Callable[..., list[list[Any]]]
 

@@ -111,7 +111,7 @@ def test_a_guess_within_a_context_says_what_follows_it_and_is_a_draft_of_it(tmp_
 
 
 @pytest.mark.model
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_real_speech_goes_on_after_what_was_said(fast_blas: blas.Blas, load_model: Any, tmp_path: Path) -> None:
     from tests.speech import timeline
 

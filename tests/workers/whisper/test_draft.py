@@ -159,7 +159,7 @@ def test_truncated_rows_go_on_as_if_the_rest_had_never_been_read(
 
 
 @pytest.mark.model
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_drafts_change_no_text_no_word_and_no_probability_of_real_speech(
     fast_blas: blas.Blas, load_model: Any, tmp_path: Path
 ) -> None:

@@ -126,7 +126,7 @@ def test_independent_spans_have_no_place_to_go_on_from(tmp_path: Path) -> None:
 
 
 @pytest.mark.model
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_real_speech_in_pieces_is_real_speech_at_once(fast_blas: blas.Blas, load_model: Any, tmp_path: Path) -> None:
     from tests.speech import timeline
 

@@ -184,7 +184,7 @@ def test_a_cancelled_guess_frees_its_row_and_window_in_that_step(tmp_path: Path)
 
 
 @pytest.mark.model
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_real_words_are_heard_about_where_they_are_spoken(
     fast_blas: blas.Blas, load_model: Any, tmp_path: Path
 ) -> None:

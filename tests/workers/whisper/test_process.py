@@ -17,7 +17,7 @@ from tests.speech import timeline
 
 ROOT = Path(__file__).parents[3]
 
-pytestmark = [pytest.mark.model, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.model, pytest.mark.timeout(600)]
 
 
 def converse(settings: WhisperSettings, *frames: bytes, answers: int) -> list[tuple[int, FromWorker]]:

@@ -20,7 +20,7 @@ from workers.media.decode import decode_steps
 SAMPLE = Path(__file__).parents[3] / "service" / "sample.flac"
 WORDS = ["hello", "from", "starling", "your", "recording", "becomes", "text"]
 
-pytestmark = [pytest.mark.model, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.model, pytest.mark.timeout(600)]
 
 
 @pytest.fixture
