@@ -69,7 +69,7 @@ def test_a_client_that_leaves_frees_the_worker(tiny: Server, clips: list[Path], 
             + payload
         )
         until(lambda: running(tiny), "the job reached the worker")
-    until(lambda: tiny.stats("whisper")["running"] == 0, "the job left the worker", seconds=4)
+    until(lambda: tiny.stats("whisper")["running"] == 0, "the job left the worker", seconds=2)
     until(lambda: tiny.spooled() == [], "the spool is empty", seconds=20)
     assert "fox" in transcribe(tiny, clips[0]).json()["text"]
     assert "Traceback" not in tiny.log
