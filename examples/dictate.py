@@ -30,6 +30,8 @@ MICROPHONE_RATE = 16_000
 PATIENCE_S = 120.0
 """Seconds for which an unreachable server is waited for."""
 RETRY_S = 0.25
+AT_WORK_S = 1.0
+"""A request that was broken off after so long was being worked on: the server was there until then."""
 SILENT_S = 10.0
 """Seconds without any samples after which a microphone is taken to be gone."""
 
@@ -101,11 +103,14 @@ class Dictation:
         """The answer, for as many attempts as it takes."""
         deadline = time.monotonic() + PATIENCE_S
         while True:
-            wait = RETRY_S
+            wait, began = RETRY_S, time.monotonic()
             try:
                 answer = self._client.request(method, path, **request)
-            except httpx.TransportError:
-                if time.monotonic() > deadline:
+            except httpx.TransportError as error:
+                unreachable = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
+                if not unreachable and time.monotonic() - began > AT_WORK_S:
+                    deadline = time.monotonic() + PATIENCE_S
+                elif time.monotonic() > deadline:
                     raise
             else:
                 if answer.is_success:

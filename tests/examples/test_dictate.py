@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 import threading
-from contextlib import ExitStack
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 import soundfile
@@ -141,3 +145,39 @@ def test_a_speed_is_a_number_over_zero(
     with pytest.raises(SystemExit):
         dictate.main()
     assert f"must be a number over 0, not '{speed}'" in capsys.readouterr().err
+
+
+def breaking_off(server: socket.socket, answers: Sequence[bytes], held_s: float) -> None:
+    """Serve one connection after the other: each request is held for a while and then broken off, or answered."""
+    with suppress(OSError):  # The test is over.
+        for answer in answers:
+            with server.accept()[0] as connection:
+                connection.recv(65536)
+                time.sleep(0.0 if answer else held_s)
+                connection.sendall(answer)
+
+
+OPENED = b'HTTP/1.1 201 Created\r\nContent-Length: 11\r\nConnection: close\r\n\r\n{"id": "a"}'
+FINISHED = b'HTTP/1.1 200 OK\r\nContent-Length: 13\r\nConnection: close\r\n\r\n{"text": "a"}'
+
+
+@pytest.mark.port
+@pytest.mark.parametrize(("at_work_s", "lasts"), [(0.1, True), (10.0, False)])
+def test_a_server_that_was_at_work_until_it_broke_off_is_waited_for_anew(
+    monkeypatch: pytest.MonkeyPatch, at_work_s: float, lasts: bool
+) -> None:
+    """Together the attempts take longer than a server is waited for that cannot be reached."""
+    monkeypatch.setattr(dictate, "PATIENCE_S", 0.5)
+    monkeypatch.setattr(dictate, "AT_WORK_S", at_work_s)
+    with closing(socket.create_server(("127.0.0.1", 0))) as server:
+        answers = (OPENED, b"", b"", b"", FINISHED)
+        served = threading.Thread(target=breaking_off, args=(server, answers, 0.3), daemon=True)
+        served.start()
+        with dictate.Dictation(f"http://127.0.0.1:{server.getsockname()[1]}") as session:
+            if lasts:
+                assert session.finish() == {"text": "a"}
+            else:
+                with pytest.raises(httpx.RemoteProtocolError):
+                    session.finish()
+        server.shutdown(socket.SHUT_RDWR)
+        served.join()
