@@ -78,24 +78,27 @@ class Dictation:
         """(id, event) from the start or from after `last_id`, to the end; a broken stream is resumed where it broke."""
         deadline = time.monotonic() + PATIENCE_S
         while True:
-            headers = {"last-event-id": last_id} if last_id else {}
+            headers, reached = {"last-event-id": last_id} if last_id else {}, False
             try:
                 with self._client.stream("GET", f"{self._path}/events", headers=headers, timeout=60.0) as stream:
-                    if stream.is_error and not _passes(stream):
+                    reached = not stream.is_error
+                    if not reached and not _passes(stream):
                         raise Refused(_said(stream))
                     for number, event in _parsed(stream.iter_lines()):
                         if event["type"] == "error" and number is None:
                             break  # The stream's own trouble, such as a shutdown; the session's has an id.
                         last_id = number or last_id
-                        deadline = time.monotonic() + PATIENCE_S
                         yield number, event
                         if event["type"] in ("session.closed", "error"):
                             return
                     else:
-                        return  # Ended and not broken off: nothing comes after `last_id`.
+                        if reached:
+                            return  # Ended and not broken off: nothing comes after `last_id`.
             except httpx.TransportError:
                 pass
-            if time.monotonic() > deadline:
+            if reached:
+                deadline = time.monotonic() + PATIENCE_S
+            elif time.monotonic() > deadline:
                 raise TimeoutError(f"no events from the server for {PATIENCE_S:.0f} s")
             time.sleep(RETRY_S)
 

@@ -159,6 +159,22 @@ def breaking_off(server: socket.socket, answers: Sequence[bytes], held_s: float)
 
 OPENED = b'HTTP/1.1 201 Created\r\nContent-Length: 11\r\nConnection: close\r\n\r\n{"id": "a"}'
 FINISHED = b'HTTP/1.1 200 OK\r\nContent-Length: 13\r\nConnection: close\r\n\r\n{"text": "a"}'
+STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+STARTING = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}"
+CLOSED = b'id: 1\ndata: {"type": "session.closed"}\n\n'
+
+
+@pytest.mark.port
+def test_a_stream_that_breaks_off_or_has_to_wait_goes_on() -> None:
+    with closing(socket.create_server(("127.0.0.1", 0))) as server:
+        told = STREAM + b"%x\r\n%b\r\n0\r\n\r\n" % (len(CLOSED), CLOSED)
+        served = threading.Thread(
+            target=breaking_off, args=(server, (OPENED, STREAM, STARTING, told), 0.0), daemon=True
+        )
+        served.start()
+        with dictate.Dictation(f"http://127.0.0.1:{server.getsockname()[1]}") as session:
+            assert list(session.events()) == [("1", {"type": "session.closed"})]
+        served.join()
 
 
 @pytest.mark.port
