@@ -47,8 +47,8 @@ class Sent:
     """As service/forms.py reads it: one value may stand for a list of it, and "off" ends a threshold."""
     hidden: Collection[str] = ()
     """Members of the struct that no client can set."""
-    unheeded: Collection[str] = ()
-    """Fields that are taken without effect."""
+    unheeded: Any = None
+    """A struct of the fields that are taken without effect."""
     members: Mapping[str, Schema] = field(default_factory=dict)
     """Fields that are read before the struct is made, or otherwise than its type says."""
     aliases: Mapping[str, str] = field(default_factory=dict)

@@ -82,7 +82,7 @@ class Place:
         self._woken = False
         """Whether the process that starts does so because of that."""
         self._retiring = False
-        """Whether the process was told to go: it takes no more jobs."""
+        """Whether the process is to go, and to leave an idle place: it takes no more jobs."""
         self._gone = asyncio.Event()
         """Set while it is idle, and once it does not live any more."""
         self._emptied = asyncio.Event()
@@ -107,8 +107,8 @@ class Place:
 
     @property
     def able(self) -> bool:
-        """Whether it serves: its process is ready, or asleep, or about to be ready again after sleep."""
-        return self.state in ("ready", "idle") or (self.state == "starting" and self._woken)
+        """Whether it serves: its process is ready, or on its way to sleep, asleep, or about to be ready again after."""
+        return self.state in ("ready", "idle") or self._retiring or (self.state == "starting" and self._woken)
 
     def wake(self) -> None:
         """There is a job for it: an idle place starts a process."""
@@ -217,7 +217,7 @@ class Place:
 
     async def _until_wanted(self) -> None:
         """Until there is a job."""
-        self.state = "idle"
+        self.state, self._retiring = "idle", False
         self._gone.set()
         self._changed()
         await self._wanted.wait()
@@ -301,7 +301,9 @@ class Place:
             return "it ended"
         except TimeoutError:
             if not self._held:
-                return Idle(None if self._retiring else self._timing.idle_end)
+                idle = Idle(None if self._retiring else self._timing.idle_end)
+                self._retiring = True
+                return idle
             process.kill()
             return f"it was silent for {self._patience.silence:.3g} s with a job in hand"
         except FrameError as error:
@@ -371,5 +373,5 @@ class Place:
         self._bereaved([each for each in held if not each.over])
 
     def _break(self, failure: Failure) -> None:
-        self.state, self.failure = "broken", failure
+        self.state, self.failure, self._retiring = "broken", failure, False
         self._changed()

@@ -21,11 +21,12 @@ from service import dialects, headers, reply
 from service.api import language
 from service.api.answers import as_json
 from service.chat.request import (
-    NO_EFFECT,
+    NOT_HERE,
     SAID_OTHERWISE,
     Asked,
     ChatRequest,
     CompletionRequest,
+    Unheeded,
     read_chat,
     read_completion,
 )
@@ -61,8 +62,8 @@ CHAT = _contract(
     Sent(
         "application/json",
         ChatRequest,
-        hidden=("audio", "functions", "function_call"),
-        unheeded=NO_EFFECT,
+        hidden=("audio", "functions", "function_call", *NOT_HERE),
+        unheeded=Unheeded,
         members=SAID_OTHERWISE,
         example={"messages": [{"role": "user", "content": "Name three birds that sing."}]},
     ),
@@ -74,8 +75,8 @@ COMPLETIONS = _contract(
     Sent(
         "application/json",
         CompletionRequest,
-        hidden=("suffix",),
-        unheeded=NO_EFFECT,
+        hidden=("suffix", *NOT_HERE),
+        unheeded=Unheeded,
         members=SAID_OTHERWISE,
         needs=("prompt",),
         example={"prompt": "The birds that sing are", "max_tokens": 32},

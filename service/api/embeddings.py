@@ -19,7 +19,7 @@ from service.api.answers import as_json
 from service.chat.naming import renaming
 from service.contract import BODY, KNOWN, MODEL, WORK, Contract, Outcome, Sent, json
 from service.embeddings import rendering
-from service.embeddings.request import NO_EFFECT, EmbeddingsRequest, read
+from service.embeddings.request import EmbeddingsRequest, Unheeded, read
 from service.house import House
 
 EMBEDDINGS = Contract(
@@ -30,7 +30,7 @@ EMBEDDINGS = Contract(
         Sent(
             "application/json",
             EmbeddingsRequest,
-            unheeded=NO_EFFECT,
+            unheeded=Unheeded,
             example={"input": ["A bird sings.", "It is raining."]},
         ),
     ),

@@ -25,10 +25,10 @@ from service.house import House
 from service.messages.rendering import Answer, Message
 from service.messages.request import (
     NAMES,
-    NO_EFFECT,
-    UNCOUNTED,
     CountRequest,
     MessagesRequest,
+    Uncounted,
+    Unheeded,
     read_count,
     read_messages,
 )
@@ -50,7 +50,7 @@ MESSAGES = Contract(
         Sent(
             "application/json",
             MessagesRequest,
-            unheeded=NO_EFFECT,
+            unheeded=Unheeded,
             members=SAID_OTHERWISE,
             example={"max_tokens": 100, "messages": _EXAMPLE},
         ),
@@ -65,7 +65,7 @@ COUNT = Contract(
         Sent(
             "application/json",
             CountRequest,
-            unheeded=(*NO_EFFECT, *UNCOUNTED),
+            unheeded=Uncounted,
             members=SAID_OTHERWISE,
             example={"messages": _EXAMPLE},
         ),

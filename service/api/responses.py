@@ -12,7 +12,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 from msgspec import Meta
@@ -33,18 +33,20 @@ from service.house import House
 from service.responses import items, rendering, written
 from service.responses.items import Item
 from service.responses.rendering import Answer, Message
-from service.responses.request import NAMES, NO_EFFECT, NOT_HERE, ResponsesRequest, read
+from service.responses.request import NAMES, NOT_HERE, Included, ResponsesRequest, Unheeded, read
 from service.responses.store import ResponseStore, Stored
 from service.worker import Worker
 
 MOST_LISTED = 100
+INCLUDE = Parameter("include", "query", Included, "What there is of it is in the response.")
+INCLUDED = get_args(Included)
 
 
 BODY = Sent(
     "application/json",
     ResponsesRequest,
     hidden=NOT_HERE,
-    unheeded=NO_EFFECT,
+    unheeded=Unheeded,
     members=SAID_OTHERWISE,
     example={"input": "Name three birds that sing."},
 )
@@ -66,7 +68,7 @@ RETRIEVE = Contract(
     language.GROUP,
     (Outcome("as it was answered", (json(written.ResponseObject),)),),
     failures=(Kind.UNKNOWN_RESPONSE, Kind.UNSUPPORTED_VALUE, Kind.DISK_FULL),
-    parameters=(Parameter("stream", "query", Literal["false"], "A response that is kept is whole."),),
+    parameters=(Parameter("stream", "query", Literal["false"], "A response that is kept is whole."), INCLUDE),
 )
 REMOVE = Contract(
     language.GROUP,
@@ -81,6 +83,7 @@ INPUT_ITEMS = Contract(
         Parameter("limit", "query", Annotated[int, Meta(ge=1, le=MOST_LISTED)], "How many; 20 unless it says."),
         Parameter("order", "query", Literal["asc", "desc"], "desc unless it says."),
         Parameter("after", "query", str, "The id of the item before the first one that is wanted."),
+        INCLUDE,
     ),
 )
 
@@ -107,10 +110,19 @@ async def count(house: House, request: Request) -> Response:
 
 
 async def retrieve(house: House, request: Request) -> Response:
+    _check_included(request)
     if request.query_params.get("stream", "false") not in ("false", ""):
         raise UnsupportedValue("stream is not supported here: a response that is kept is whole", param="stream")
     stored = await asyncio.to_thread(house.responses.get, request.path_params["id"])
     return as_json(stored.body)
+
+
+def _check_included(request: Request) -> None:
+    """Everything that may be asked for is in what is kept, or is never made. Raises InvalidValue."""
+    for name in ("include", "include[]"):
+        for value in request.query_params.getlist(name):
+            if value not in INCLUDED:
+                raise forms.wrong("include", value, f"one of {', '.join(INCLUDED)}")
 
 
 async def remove(house: House, request: Request) -> Response:
@@ -121,6 +133,7 @@ async def remove(house: House, request: Request) -> Response:
 
 async def input_items(house: House, request: Request) -> Response:
     """What the client sent with this response, the last first unless `order` is asc."""
+    _check_included(request)
     query = request.query_params
     limit, order = query.get("limit", "20"), query.get("order", "desc")
     if not (limit.isascii() and limit.isdecimal() and 1 <= int(limit[:9]) <= MOST_LISTED):

@@ -5,7 +5,7 @@ Knows what a client may ask; knows neither how it was sent nor who does the work
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
@@ -28,21 +28,28 @@ MOST_TOKENS_OF_A_COMPLETION = 16
 LEAST_TOP_P = 1e-9
 """What a top_p of 0 means, which OpenAI allows: the likeliest token alone."""
 
-NO_EFFECT = (
-    "user",
-    "store",
-    "metadata",
-    "service_tier",
-    "safety_identifier",
-    "prediction",
-    "verbosity",
-    "moderation",
-    "prompt_cache_retention",
-    "prompt_cache_options",
-)
-"""They only steer a hosted service."""
+MOST_METADATA = 16
+"""OpenAI's limit."""
+
+NOT_HERE = ("draft_model", "num_draft_tokens", "kv_bits", "kv_group_size", "quantized_kv_start")
+"""Fields of mlx-lm's server and its kin that would change an answer, and are refused."""
 
 Pin = Annotated[str, Meta(max_length=512)]
+
+
+class Unheeded(msgspec.Struct, frozen=True, kw_only=True):
+    """Fields that only steer a hosted service: known, and without effect."""
+
+    user: str = ""
+    store: bool = False
+    metadata: Annotated[dict[str, Any], Meta(max_length=MOST_METADATA)] | None = None
+    service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast"] | None = None
+    safety_identifier: str = ""
+    prediction: dict[str, Any] | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+    moderation: Any = None
+    prompt_cache_retention: str | None = None
+    prompt_cache_options: dict[str, Any] | None = None
 
 
 class StreamOptions(msgspec.Struct, frozen=True):
@@ -71,6 +78,11 @@ class Asked(Shaped, frozen=True, kw_only=True):
     session_id: Pin = ""
     """This or the next: a conversation whose prompt cache is kept as long as possible."""
     prompt_cache_key: Pin = ""
+    draft_model: Any = None
+    num_draft_tokens: Any = None
+    kv_bits: Any = None
+    kv_group_size: Any = None
+    quantized_kv_start: Any = None
 
     @property
     def usage_wanted(self) -> bool:
@@ -238,7 +250,9 @@ def read_completion(members: Mapping[str, Any]) -> tuple[CompletionRequest, list
     return request, ignored
 
 
-def decoded(kind: type[T], members: Mapping[str, Any], accepted: Collection[str] = NO_EFFECT) -> tuple[T, list[str]]:
+def decoded(
+    kind: type[T], members: Mapping[str, Any], unheeded: type[msgspec.Struct] = Unheeded
+) -> tuple[T, list[str]]:
     """As `typed.decode`, with OpenAI's forms of what Sampling has."""
     values = dict(members)
     if isinstance(values.get("logit_bias"), dict):
@@ -247,7 +261,7 @@ def decoded(kind: type[T], members: Mapping[str, Any], accepted: Collection[str]
         raise forms.wrong("logit_bias", values["logit_bias"], "an object of token ids and numbers from -100 to 100")
     if values.get("top_p") == 0 and not isinstance(values["top_p"], bool):
         values["top_p"] = LEAST_TOP_P
-    return typed.decode(kind, values, accepted)
+    return typed.decode(kind, values, unheeded)
 
 
 SAID_OTHERWISE: Mapping[str, Any] = {
@@ -275,7 +289,11 @@ def _biases(biases: Mapping[str, Any]) -> list[tuple[int, float]]:
 
 
 def _check(request: Asked) -> None:
-    """The rules between fields that both requests have. Raises InvalidValue or MissingField."""
+    """The rules between fields that both requests have. Raises InvalidValue, MissingField or UnsupportedValue."""
     request.shape()
+    for name in NOT_HERE:
+        if getattr(request, name) is not None:
+            what = "draft models" if "draft" in name else "quantized key-value caches"
+            raise UnsupportedValue(f"{name}: {what} are not supported", param=name)
     if request.stream_options is not None and not request.stream:
         raise InvalidValue("stream_options can only be given with stream=true", param="stream_options")

@@ -6,7 +6,7 @@ The counterpart of service/forms.py for bodies that have depth. Knows types; kno
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
 import msgspec
@@ -22,19 +22,29 @@ _MISSING = re.compile(r"missing required field `([^`]+)`")
 _STEP = re.compile(r"\[(\d+|\.\.\.)\]|([^.\[\]]+)")
 
 
-def decode(kind: type[T], members: Mapping[str, Any], accepted: Collection[str] = ()) -> tuple[T, list[str]]:
+def decode(
+    kind: type[T], members: Mapping[str, Any], unheeded: type[msgspec.Struct] | None = None
+) -> tuple[T, list[str]]:
     """The typed value, and the names of members that it does not have, at any depth.
 
-    null means the default. `accepted` are top-level names that are known and have no effect.
+    null means the default. `unheeded` has the top-level members that are known and have no effect.
     Raises MissingField or InvalidValue, with the place as `param`.
     """
+    made, unknown = _decoded(kind, members)
+    if unheeded is None:
+        return made, unknown
+    known = {name: value for name, value in members.items() if name in unheeded.__struct_fields__}
+    return made, [name for name in unknown if name not in known] + _decoded(unheeded, known)[1]
+
+
+def _decoded(kind: type[T], members: Mapping[str, Any]) -> tuple[T, list[str]]:
     info = inspect.type_info(kind)
     assert isinstance(info, inspect.StructType)
     types = {field.name: field.type for field in info.fields}
     values = {
         name: _whole(value, types[name]) for name, value in members.items() if name in types and value is not None
     }
-    unknown = [name for name in _unknown(members, info, "") if name not in accepted]
+    unknown = list(_unknown(members, info, ""))
     try:
         made = msgspec.convert(values, kind)
     except msgspec.ValidationError as error:

@@ -20,8 +20,12 @@ from service.chat.naming import Names
 MOST_INPUTS = 2048
 """OpenAI's limit."""
 
-NO_EFFECT = ("user",)
-"""It only steers a hosted service."""
+
+class Unheeded(msgspec.Struct, frozen=True):
+    """It only steers a hosted service."""
+
+    user: str | None = None
+
 
 ALLOWED = "a string, a list of strings, a list of tokens or a list of lists of tokens, none of them empty"
 
@@ -77,4 +81,4 @@ class EmbeddingsRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 def read(members: Mapping[str, Any]) -> tuple[EmbeddingsRequest, list[str]]:
     """The checked request, and the names of unknown fields. Raises MissingField and InvalidValue."""
-    return typed.decode(EmbeddingsRequest, members, NO_EFFECT)
+    return typed.decode(EmbeddingsRequest, members, Unheeded)

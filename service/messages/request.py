@@ -19,23 +19,33 @@ from service.chat.shapes import JsonSchema, ResponseFormat
 from service.chat.tools import MOST_TOOLS, Choice, Chosen, GivenFunction, GivenTool, NamedFunction
 from service.messages.blocks import Texts, Turn, conversation
 
-NO_EFFECT = (
-    "cache_control",
-    "container",
-    "context_management",
-    "diagnostics",
-    "inference_geo",
-    "metadata",
-    "service_tier",
-    "speed",
-    "user_profile_id",
-    "workspace_id",
-)
-"""They only steer a hosted service. The prompt cache needs no marks: it finds the longest beginning by itself."""
+
+class CacheControl(msgspec.Struct, frozen=True):
+    type: Literal["ephemeral"]
+    ttl: Literal["5m", "1h"] | None = None
 
 
-UNCOUNTED = ("max_tokens", "stop_sequences", "stream")
-"""Fields of a message that make its prompt no longer."""
+class Unheeded(msgspec.Struct, frozen=True, kw_only=True):
+    """Fields that only steer a hosted service. The prompt cache needs no marks: it finds the longest beginning."""
+
+    cache_control: CacheControl | None = None
+    container: str | dict[str, Any] | None = None
+    context_management: dict[str, Any] | None = None
+    diagnostics: Any = None
+    inference_geo: str | None = None
+    metadata: dict[str, Any] | None = None
+    service_tier: Literal["auto", "standard_only"] | None = None
+    speed: str | None = None
+    user_profile_id: str | None = None
+    workspace_id: str | None = None
+
+
+class Uncounted(Unheeded, frozen=True, kw_only=True):
+    """And those of a message that make its prompt no longer: so the same body may be counted."""
+
+    max_tokens: Annotated[int, Meta(ge=1)] | None = None
+    stop_sequences: tuple[str, ...] = ()
+    stream: bool = False
 
 
 ToolName = Annotated[
@@ -143,12 +153,12 @@ class MessagesRequest(CountRequest, frozen=True, kw_only=True):
 
 def read_messages(members: Mapping[str, Any]) -> tuple[MessagesRequest, list[str]]:
     """The checked request, and the names of unknown fields. Raises what `job` does not: what is wrong by itself."""
-    return decoded(MessagesRequest, members, NO_EFFECT)
+    return decoded(MessagesRequest, members, Unheeded)
 
 
 def read_count(members: Mapping[str, Any]) -> tuple[CountRequest, list[str]]:
-    """As `read_messages`. Fields of that are known and without effect, so that the same body may be counted."""
-    return decoded(CountRequest, members, (*NO_EFFECT, *UNCOUNTED))
+    """As `read_messages`."""
+    return decoded(CountRequest, members, Uncounted)
 
 
 NAMES = (

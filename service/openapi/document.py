@@ -78,7 +78,7 @@ def _tree(routes: Sequence[Endpoint]) -> Schema:
     for route in routes:
         path = PATH_PART.sub(r"{\1}", route.path)
         paths.setdefault(path, {})[route.method.lower()] = _operation(route, path, schemas)
-    schemas.drop({each.kind: None for each in sent})
+    schemas.drop({kind: None for each in sent for kind in (each.kind, each.unheeded) if kind is not None})
     groups = dict.fromkeys(contract.group for contract in contracts)
     return {
         "openapi": "3.1.0",
@@ -102,7 +102,7 @@ def _kinds(contracts: Iterable[Contract]) -> list[Any]:
     """Every type that the document needs a schema of."""
     found: list[Any] = [errors.ErrorBody, errors.AnthropicErrorBody, REQUEST_ID.kind]
     for contract in contracts:
-        found += [sent.kind for sent in contract.body if sent.kind is not None]
+        found += [kind for sent in contract.body for kind in (sent.kind, sent.unheeded) if kind is not None]
         found += [parameter.kind for parameter in contract.parameters]
         for told in (told for answer in contract.answers for told in answer.told):
             found += told.events if told.events else [told.kind] if told.kind is not None else []

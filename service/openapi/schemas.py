@@ -58,7 +58,9 @@ class Schemas:
             properties[each] = {**properties[each], "description": meaning}
         for alias, meant in sent.aliases.items():
             properties[alias] = {**properties[meant], "description": f"Another name of {meant}."}
-        properties |= {each: {"description": WITHOUT_EFFECT} for each in sent.unheeded if each not in properties}
+        if sent.unheeded is not None:
+            unheeded = self.components[self._of[sent.unheeded]["$ref"].removeprefix(REF)]["properties"]
+            properties = {name: {**each, "description": WITHOUT_EFFECT} for name, each in unheeded.items()} | properties
         needs = {"anyOf": [{"required": [each]} for each in sent.needs]} if len(sent.needs) > 1 else {}
         alone = sent.needs if len(sent.needs) == 1 else ()
         required = [*(each for each in whole.get("required", ()) if each not in sent.hidden), *alone]

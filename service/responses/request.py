@@ -14,7 +14,7 @@ from msgspec import Meta
 from protocol.errors import InvalidValue, MissingField, UnsupportedValue
 from protocol.jobs import Chat, Sampling
 from service import forms
-from service.chat.request import ChatRequest, Pin, decoded, job_of, same
+from service.chat.request import MOST_METADATA, ChatRequest, Pin, decoded, job_of, same
 from service.chat.shapes import JsonSchema, ResponseFormat, SchemaName
 from service.chat.tools import (
     MOST_TOOLS,
@@ -29,20 +29,26 @@ from service.chat.tools import (
 )
 from service.responses.items import Input, Item, conversation
 
-NO_EFFECT = (
-    "access_programs",
-    "background_options",
-    "context_management",
-    "max_tool_calls",
-    "moderation",
-    "prompt_cache_options",
-    "prompt_cache_retention",
-    "safety_identifier",
-    "service_tier",
-    "stream_options",
-    "user",
-)
-"""They only steer a hosted service, or the tools that run there."""
+
+class StreamOptions(msgspec.Struct, frozen=True):
+    include_obfuscation: bool | None = None
+
+
+class Unheeded(msgspec.Struct, frozen=True, kw_only=True):
+    """Fields that only steer a hosted service, or the tools that run there."""
+
+    access_programs: Any = None
+    background_options: Any = None
+    context_management: Any = None
+    max_tool_calls: Annotated[int, Meta(ge=1)] | None = None
+    moderation: Any = None
+    prompt_cache_options: dict[str, Any] | None = None
+    prompt_cache_retention: str | None = None
+    safety_identifier: str | None = None
+    service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast"] | None = None
+    stream_options: StreamOptions | None = None
+    user: str | None = None
+
 
 NOT_HERE = {
     "background": "an answer is only made while its client waits for it",
@@ -50,9 +56,6 @@ NOT_HERE = {
     "prompt": "prompt templates are kept at OpenAI; send instructions and input",
 }
 """Fields that are refused, and why."""
-
-MOST_METADATA = 16
-"""OpenAI's limit."""
 
 MetadataName = Annotated[str, Meta(max_length=64)]
 MetadataValue = Annotated[str, Meta(max_length=512)]
@@ -183,7 +186,7 @@ def read(members: Mapping[str, Any]) -> tuple[ResponsesRequest, list[str]]:
 
     Raises MissingField or InvalidValue for what is wrong, then UnsupportedValue for what is right but cannot be had.
     """
-    request, ignored = decoded(ResponsesRequest, members, NO_EFFECT)
+    request, ignored = decoded(ResponsesRequest, members, Unheeded)
     if request.metadata and len(request.metadata) > MOST_METADATA:
         raise InvalidValue(f"metadata must have at most {MOST_METADATA} entries", param="metadata")
     for name, why in NOT_HERE.items():

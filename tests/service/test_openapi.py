@@ -139,7 +139,9 @@ def test_an_object_of_biases_is_described_as_clients_send_it() -> None:
 
 
 def test_fields_without_effect_are_known() -> None:
-    assert body("/v1/chat/completions")["properties"]["user"] == {"description": "Accepted, without effect."}
+    user = {"type": "string", "description": "Accepted, without effect."}
+    assert body("/v1/chat/completions")["properties"]["user"] == user
+    assert "Unheeded" not in str(promised.document())
 
 
 def test_patterns_are_javascript_s() -> None:

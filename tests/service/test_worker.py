@@ -351,6 +351,18 @@ async def test_a_process_ends_when_nobody_has_needed_it_for_long_and_the_next_jo
     assert len(log.read_text().splitlines()) == 2
 
 
+async def test_a_place_serves_also_while_its_idle_process_ends() -> None:
+    """GET /ready would tell a load balancer to go elsewhere for a moment."""
+    async with pool(timing=Timing(idle_end=0.1)) as worker:
+        await samples(worker, "pid")
+        seen = set[tuple[str, bool]]()
+        while worker.stats()[0].state != "idle":
+            seen.add((worker.stats()[0].state, worker.able))
+            await asyncio.sleep(0)
+        assert seen == {("ready", True), ("waiting", True)}
+        assert worker.able
+
+
 async def test_a_job_in_hand_keeps_its_process_from_being_idle() -> None:
     async with pool(timing=Timing(idle_end=0.1)) as worker, begun(worker, "hold"):
         pid = worker.stats()[0].pid

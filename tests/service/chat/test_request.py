@@ -332,6 +332,29 @@ def test_what_changes_nothing_is_accepted(fields: dict[str, Any]) -> None:
     assert chat(**fields) == chat()
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("user", 1),
+        ("store", "x"),
+        ("metadata", 3),
+        ("service_tier", "nonsense"),
+        ("safety_identifier", []),
+        ("prediction", 3),
+        ("verbosity", "foo"),
+    ],
+)
+def test_what_changes_nothing_must_still_be_right(name: str, value: Any) -> None:
+    assert wrong(**{name: value}) == ("invalid_value", name)
+
+
+@pytest.mark.parametrize("name", ["draft_model", "num_draft_tokens", "kv_bits", "kv_group_size", "quantized_kv_start"])
+def test_draft_models_and_quantized_caches_are_refused(name: str) -> None:
+    assert wrong(**{name: 3}) == ("unsupported_value", name)
+    assert wrong_text(**{name: 3}) == ("unsupported_value", name)
+    assert chat(**{name: None}) == chat()
+
+
 def test_an_answer_in_audio_is_refused() -> None:
     assert wrong(modalities=["text", "audio"]) == ("unsupported_value", "modalities")
     assert wrong(audio={"voice": "alloy"}) == ("unsupported_value", "modalities")
