@@ -9,9 +9,10 @@ import json
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,7 +21,8 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper,
 from protocol.errors import InternalError, UnsupportedSchema
 from protocol.jobs import Shape
 from workers.llm.envelopes import blamed
-from workers.llm.schemas import unenforceable
+from workers.llm.names import Spellings
+from workers.llm.schemas import has_open_names, unenforceable
 from workers.llm.spelling import special_tokens, spelling
 
 if TYPE_CHECKING:
@@ -62,6 +64,8 @@ class Grammar:
     shape: Shape
     trigger_token: int | None = None
     """Where the trigger is one special token, which no text can be: then `matcher` begins after it."""
+    spellings: Spellings | None = None
+    """Where names beside the declared ones are allowed, which must not be those written otherwise."""
 
 
 class Asked:
@@ -172,7 +176,11 @@ def compiled(texts: TokenTexts, shape: Shape) -> Grammar | str:
     tried = matcher if matcher.is_error() else _tried(matcher)
     if tried.is_error():
         return _reason(tried.get_error())
-    return Grammar(tokenizer, matcher, shape, token)
+    return Grammar(tokenizer, matcher, shape, token, texts.spellings if _has_open_names(shape) else None)
+
+
+def _has_open_names(shape: Shape) -> bool:
+    return shape.kind == "json" and shape.trigger is None and has_open_names(json.loads(shape.text))
 
 
 def _tried(matcher: LLMatcher) -> LLMatcher:
@@ -206,6 +214,13 @@ class TokenTexts:
 
     tokenizer: LLTokenizer
     special: Mapping[str, int]
+    texts: Sequence[bytes]
+    """Of each token."""
+
+    @cached_property
+    def spellings(self) -> Spellings:
+        """Made for the first shape that needs it."""
+        return Spellings(self.texts)
 
 
 def token_texts(tokenizer: ModelTokenizer, vocabulary: int, ends: Collection[int]) -> TokenTexts:
@@ -214,6 +229,7 @@ def token_texts(tokenizer: ModelTokenizer, vocabulary: int, ends: Collection[int
     return TokenTexts(
         LLTokenizer(TokenizerWrapper(spelt), n_vocab=vocabulary, eos_token=sorted(ends)),
         {name: token for token, name in spelt.special.items()},
+        spelt.tokens,
     )
 
 

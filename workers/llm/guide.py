@@ -11,6 +11,7 @@ from llguidance import LLMatcher
 
 from protocol.errors import UnsupportedSchema
 from workers.llm.grammar import Grammar, refused
+from workers.llm.names import Writing
 
 Allowed = npt.NDArray[np.bool_]
 """(vocabulary,): True for a token that may come next."""
@@ -27,6 +28,7 @@ class Guide:
         self._matcher: LLMatcher | None = None if self._trigger else grammar.matcher.deep_copy()
         self._recent: list[int] = []
         """Tokens that the trigger may begin in."""
+        self._writing = None if grammar.spellings is None else Writing()
         self._opened = not self._trigger
         """The trigger has been said, or there is none."""
         self.over = False
@@ -48,6 +50,10 @@ class Guide:
             raise self._lost("no token fits")
         bits = np.unpackbits(self._words.view(np.uint8), bitorder="little")
         allowed: Allowed = bits[: self._grammar.tokenizer.vocab_size].view(np.bool_)
+        if self._writing is not None and self._grammar.spellings is not None:
+            self._writing.narrow(allowed, self._grammar.spellings)
+            if not allowed.any():
+                raise self._lost("no token fits")
         return allowed if self._opened else self._outside(allowed)
 
     def may(self, token: int) -> bool:
@@ -56,7 +62,7 @@ class Guide:
             return False
         fits = self._matcher.validate_tokens([token]) == 1
         self._check()
-        return fits
+        return fits and self._written([token]) == 1
 
     def forced(self) -> list[int]:
         """Tokens that come next whatever the model would say; they are to be taken too."""
@@ -70,7 +76,7 @@ class Guide:
         """How many of these tokens could be said now, one after the other."""
         if self._matcher is None or not self._opened:
             return len(tokens)
-        return 0 if self.over else self._matcher.validate_tokens(tokens)
+        return 0 if self.over else self._written(tokens[: self._matcher.validate_tokens(tokens)])
 
     def take(self, token: int) -> None:
         """The answer says this token, no end of text. Raises UnsupportedSchema where the shape has no place for it."""
@@ -81,7 +87,15 @@ class Guide:
             return
         if not self._matcher.consume_token(token):
             self._check()
+        if self._writing is not None and self._grammar.spellings is not None:
+            self._writing.feed(self._grammar.spellings.texts[token])
         self._settle()
+
+    def _written(self, tokens: list[int]) -> int:
+        """How many of these tokens write no name otherwise than usual."""
+        if self._writing is None or self._grammar.spellings is None:
+            return len(tokens)
+        return self._writing.fits(self._grammar.spellings.texts[token] for token in tokens)
 
     def _settle(self) -> None:
         assert self._matcher is not None

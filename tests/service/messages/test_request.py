@@ -183,7 +183,13 @@ def test_what_is_wrong_is_named_as_anthropic_names_it(body: Any, failure: type[F
 
 
 def test_fields_that_steer_a_hosted_service_have_no_effect_and_unknown_ones_are_named() -> None:
-    given = {"max_tokens": 9, "messages": HI, "metadata": {"user_id": "x"}, "cache_control": {"type": "ephemeral"}, "mood": "good"}
+    given = {
+        "max_tokens": 9,
+        "messages": HI,
+        "metadata": {"user_id": "x"},
+        "cache_control": {"type": "ephemeral"},
+        "mood": "good",
+    }
     assert read_messages(given)[1] == ["mood"]
     assert read_count({**given, "stream": True, "stop_sequences": []})[1] == ["mood"]
 

@@ -175,6 +175,14 @@ def test_grammars_come_in_lark_and_in_gbnf(grammars: Any, tokenizer: Any, text: 
         (json_shape({"enum": []}), "empty"),
         (json_shape({"$ref": "#"}), "no text"),
         (json_shape({"properties": {"a": {"type": "object", "minProperties": 2}}}), "minProperties"),
+        (json_shape({"const": 2**53 + 1}), "9007199254740993"),
+        (json_shape({"enum": [1, {"a": [-(2**60)]}]}), "2**53"),
+        (json_shape({"type": "integer", "minimum": 2**53 + 1}), "2**53"),
+        (json_shape({"type": "integer", "maximum": 2**53 + 3}), "2**53"),
+        (json_shape({"type": "integer", "exclusiveMaximum": 2**60}), "2**53"),
+        (json_shape({"type": "number", "maximum": 2**63 - 1}), "2**53"),
+        (json_shape({"type": "integer", "minimum": 10**400}), "2**53"),
+        (json_shape({"properties": {"a\u0001": {"type": "integer"}}}), "control characters"),
         (json_shape({"$defs": {"a": NESTED}, "$ref": "#/$defs/a"}), "Too many items"),
         # It shows with the first token of an answer only.
         (
@@ -198,6 +206,25 @@ def test_what_cannot_be_enforced_is_refused_and_says_why(grammars: Any, shape: S
     assert reason in refusal.value.message
     assert "cannot be enforced" in refusal.value.message and "\n" not in refusal.value.message
     assert refusal.value.param == shape.param
+
+
+@pytest.mark.parametrize(
+    ("schema", "fits", "fails"),
+    [
+        ({"type": "integer", "minimum": -(2**53), "maximum": 2**63 - 1}, str(2**63 - 1), str(2**63)),
+        ({"type": "integer", "maximum": 2**64 - 1}, str(2**63 - 1), str(2**64)),
+        ({"type": "integer", "exclusiveMaximum": 2**63}, str(2**63 - 1), str(2**63)),
+        ({"const": 2**53}, str(2**53), str(2**53 + 1)),
+    ],
+)
+def test_the_usual_bounds_of_whole_numbers_hold(
+    grammars: Any, tokenizer: Any, schema: Any, fits: str, fails: str
+) -> None:
+    led = guide(grammars, json_shape(schema))
+    assert led.fits(list(fits.encode())) == len(fits)
+    failing = led.fits(list(fails.encode()))
+    say(led, tokenizer, fails[:failing])
+    assert failing < len(fails) or not led.allowed()[tokenizer.eos_token_id]
 
 
 def deep(levels: int) -> str:
