@@ -87,8 +87,15 @@ def furnish(config: Config, workers: Workers, spool: Spool, store: Store, metric
     turns = Turns()
 
     def conduct(stored: Stored) -> Session:
-        whisper, longest = workers.writer(stored.spec.model), config.max_session_seconds
-        return Session(stored, live=workers.live, whisper=whisper, turns=turns, max_seconds=longest)
+        model = workers.written_by(stored.spec.model)
+        return Session(
+            stored,
+            live=workers.live,
+            whisper=workers.writer(model),
+            model=model,
+            turns=turns,
+            max_seconds=config.max_session_seconds,
+        )
 
     limits = Limits(
         idle_s=config.session_idle,

@@ -55,8 +55,12 @@ class Workers:
         return next(iter(self.language.values()), None)
 
     def writer(self, model: str) -> Worker:
-        """What writes a dictation that was begun with that model: the default's when it is configured no more."""
-        return self.speech[model].whisper if model in self.speech else self.whisper
+        """What writes a dictation that was begun with that model."""
+        return self.speech[self.written_by(model)].whisper
+
+    def written_by(self, model: str) -> str:
+        """The id of the model that does: the default's when that one is configured no more."""
+        return model if model in self.speech else next(iter(self.speech))
 
     def embedder(self, model: str) -> Worker:
         """What makes vectors with that model, of whichever kind it is."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from starlette.applications import Starlette
 
-from protocol.events import Backend, Ready
+from protocol.events import Backend, Model, Ready
 from service.app import build, furnish
 from service.config import Config
 from service.dictation.store import Store
@@ -86,18 +86,21 @@ class Dictating:
 
 @asynccontextmanager
 async def dictating(
-    folder: Path, *, live: Mapping[Any, Any] | None = None, whisper: Mapping[Any, Any] | None = None, **settings: Any
+    folder: Path,
+    *,
+    live: Mapping[Any, Any] | None = None,
+    whisper: Mapping[Any, Any] | None = None,
+    model: Model = MULTILINGUAL,
+    **settings: Any,
 ) -> AsyncIterator[Dictating]:
     """The service on that data directory; sessions that were left in it go on."""
-    config = Config(data_dir=str(folder), whisper_model=(MULTILINGUAL.id,), **settings)
-    ready = Ready(1, Backend("cpu", "0.32", "OpenBLAS 0.3"), MULTILINGUAL)
+    config = Config(data_dir=str(folder), whisper_model=(model.id,), **settings)
+    ready = Ready(1, Backend("cpu", "0.32", "OpenBLAS 0.3"), model)
     workers = Workers(
         media=FakeWorker("media", {}, ready=Ready(2)),
         live=FakeWorker("live", ears() | dict(live or {}), ready=Ready(32)),
         speech={
-            MULTILINGUAL.id: Speech(
-                FakeWorker("whisper", pen() | dict(whisper or {}), ready=ready), FakeWorker("oracle", {})
-            )
+            model.id: Speech(FakeWorker("whisper", pen() | dict(whisper or {}), ready=ready), FakeWorker("oracle", {}))
         },
         language={},
     )

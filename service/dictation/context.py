@@ -47,7 +47,7 @@ class Hearing:
     """As asked for, and with what is known already: the text before the audio, and the language."""
 
 
-def hearing(spec: Spec, story: Story, span: Span, model: str | None, *, alone: bool = False) -> Hearing:
+def hearing(spec: Spec, story: Story, span: Span, model: str, *, alone: bool = False) -> Hearing:
     """`span`: the utterance after those that are committed, as far as it is known; `model`: the id of the one that
     hears it. alone: without a context."""
     decoding = spec.decoding
@@ -92,7 +92,7 @@ def _letters(segments: Iterable[Segment]) -> str:
     return "".join(letter for segment in segments for letter in segment.text.casefold() if letter.isalnum())
 
 
-def _first(story: Story, span: Span, model: str | None) -> int:
+def _first(story: Story, span: Span, model: str) -> int:
     """The number of the first utterance of the context; all from there on are heard again. Another model's tokens may
     mean something else."""
     first, tokens = story.committed, 0

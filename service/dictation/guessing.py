@@ -22,7 +22,7 @@ from service.dictation.partials import Partials
 from service.dictation.store import Stored
 from service.dictation.story import Story, seconds
 from service.dictation.turns import Turns
-from service.dictation.writing import Writer, serving
+from service.dictation.writing import Writer
 from service.worker import Worker
 
 SHORTEST = SAMPLE_RATE // 2
@@ -40,12 +40,15 @@ log = logging.getLogger("starling.dictation")
 class Guesser:
     """One session's. It yields to the writer, and is called off when that has something to do."""
 
-    def __init__(self, stored: Stored, story: Story, listener: Listener, whisper: Worker, turns: Turns) -> None:
+    def __init__(
+        self, stored: Stored, story: Story, listener: Listener, whisper: Worker, model: str, turns: Turns
+    ) -> None:
         self._spec = stored.spec
         self._pcm = str(stored.pcm)
         self._story = story
         self._listener = listener
         self._whisper = whisper
+        self._model = model
         self._turns = turns
         self._errand = Errand()
         self._start = -1
@@ -85,7 +88,7 @@ class Guesser:
             self._start, self._partials = start, Partials()
         self._guessed = stop
         span = Span(start, min(stop, start + LONGEST))
-        how = hearing(self._spec, self._story, span, serving(self._whisper))
+        how = hearing(self._spec, self._story, span, self._model)
         job = Guess(
             Pcm(self._pcm, how.start, span.stop),
             self._spec.task,

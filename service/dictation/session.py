@@ -62,10 +62,12 @@ class Accepted(msgspec.Struct, frozen=True):
 class Session:
     """What its files say, and the tasks that go on with them. Between `start` and `stop` it belongs to one event loop.
 
-    `live` converts and listens, `whisper` writes; `turns` is shared by all sessions.
+    `live` converts and listens, `whisper` writes, with the model of the id `model`; `turns` is shared by all sessions.
     """
 
-    def __init__(self, stored: Stored, *, live: Worker, whisper: Worker, turns: Turns, max_seconds: float) -> None:
+    def __init__(
+        self, stored: Stored, *, live: Worker, whisper: Worker, model: str, turns: Turns, max_seconds: float
+    ) -> None:
         self.spec: Spec = stored.spec
         self._stored = stored
         self._live = live
@@ -80,8 +82,10 @@ class Session:
         self._story = Story(stored.spec, stored, stored.story)
         self._patience = Patience(self._bell.ring)
         self._listener = Listener(stored, self._story, live, self._patience, self._heard)
-        self._guesser = Guesser(stored, self._story, self._listener, whisper, turns)
-        self._writer = Writer(stored, self._story, self._listener, whisper, live, self._patience, self._guesser.draft)
+        self._guesser = Guesser(stored, self._story, self._listener, whisper, model, turns)
+        self._writer = Writer(
+            stored, self._story, self._listener, whisper, model, live, self._patience, self._guesser.draft
+        )
 
     @property
     def state(self) -> SessionState:

@@ -51,7 +51,7 @@ class Written:
     end: Transcribed
     spent_s: float
     vad_ms: float
-    model: str | None
+    model: str
     """The id of the one that said it."""
 
 
@@ -64,6 +64,7 @@ class Writer:
         story: Story,
         listener: Listener,
         whisper: Worker,
+        model: str,
         live: Worker,
         patience: Patience,
         draft: Callable[[int], tuple[int, ...]],
@@ -73,6 +74,8 @@ class Writer:
         self._story = story
         self._listener = listener
         self._whisper = whisper
+        self._model = model
+        """Its id. The worker tells it once it is ready: too late for what is heard first after a restart."""
         self._live = live
         self._patience = patience
         self._draft = draft
@@ -129,10 +132,10 @@ class Writer:
 
     async def _utterance(self, span: Span, bell: Bell) -> Written | None:
         """The utterance's text, once it is certain that it has ended; None when it has not."""
-        how = hearing(self._spec, self._story, span, serving(self._whisper))
+        how = hearing(self._spec, self._story, span, self._model)
         written = await self._heard(how, span)
         if misheard(self._story, how, span, written.segments):
-            how = hearing(self._spec, self._story, span, serving(self._whisper), alone=True)
+            how = hearing(self._spec, self._story, span, self._model, alone=True)
             written = await self._heard(how, span)
         written = replace(written, segments=within(written.segments, span.stop - how.start))
         await bell.until(lambda: self._has_ended(span) or self._next() != span)
@@ -206,9 +209,7 @@ class Writer:
                             pass
                         case reply.Ended(end, vad_ms):
                             spent_s = time.perf_counter() - began
-                            return Written(
-                                job.audio.start, tuple(segments), end, spent_s, vad_ms, serving(self._whisper)
-                            )
+                            return Written(job.audio.start, tuple(segments), end, spent_s, vad_ms, self._model)
         except (InvalidValue, UnsupportedTask) as refusal:
             # Language and task suited the model with which the session began: the service has another one since.
             needed = f"this session needs the model {self._spec.model} that it began with: {refusal.message}"
@@ -233,11 +234,6 @@ class Writer:
             model=written.model,
         )
         await self._patience.insist(lambda: self._story.tell(record, sync=True))
-
-
-def serving(whisper: Worker) -> str | None:
-    """The id of the model that a worker has."""
-    return whisper.ready.model.id if whisper.ready and whisper.ready.model else None
 
 
 def settled(segments: Iterable[Segment], start: int, stop: int, story: Story, *, spaced: bool) -> Iterable[Segment]:

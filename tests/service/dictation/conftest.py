@@ -79,7 +79,9 @@ async def dictation(
 ) -> AsyncIterator[Dictation]:
     """The session over these files, at work until the context ends."""
     live, whisper = live or FakeWorker("live", ears()), whisper or FakeWorker("whisper", pen())
-    session = Session(stored, live=live, whisper=whisper, turns=turns or Turns(), max_seconds=max_seconds)
+    session = Session(
+        stored, live=live, whisper=whisper, model="whisper-base", turns=turns or Turns(), max_seconds=max_seconds
+    )
     if session.last_event == 0:
         await session.begin(VIEW)
     session.start()

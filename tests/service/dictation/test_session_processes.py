@@ -49,7 +49,7 @@ async def dictated(store: Store, name: str, live: Pool, whisper: Pool, kill_at: 
     audio = timeline(0.5, GARDEN, 1.2, STATION, 0.3).tobytes()
     decoding = Decoding(language="en", audio_ctx="auto", silence_rule=True, words=True)
     stored = store.create(spec(id=name, decoding=decoding, partials=True))
-    session = Session(stored, live=live, whisper=whisper, turns=Turns(), max_seconds=60.0)
+    session = Session(stored, live=live, whisper=whisper, model="whisper-base", turns=Turns(), max_seconds=60.0)
     await session.begin(VIEW)
     session.start()
     try:

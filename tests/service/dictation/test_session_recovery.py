@@ -83,7 +83,7 @@ async def one_life(folder: Path, asked: Spec, client: Client, fuse: Fuse) -> Non
     with Store(folder, None) as store:
         stored: Any = MortalStored((store.recover() or [store.create(asked)])[0], fuse)
         live, whisper = FusedWorker("live", ears(limit=100_000), fuse), FusedWorker("whisper", pen(), fuse)
-        session = Session(stored, live=live, whisper=whisper, turns=Turns(), max_seconds=100.0)
+        session = Session(stored, live=live, whisper=whisper, model="whisper-base", turns=Turns(), max_seconds=100.0)
         working = asyncio.create_task(serve(session, client))
         dying = asyncio.create_task(fuse.blown.wait())
         await asyncio.wait((working, dying), return_when=asyncio.FIRST_COMPLETED)
@@ -161,7 +161,9 @@ def test_a_failed_session_has_failed_after_a_restart_too(tmp_path: Path) -> None
         with Store(tmp_path, None) as store:
             stored = (store.recover() or [store.create(spec())])[0]
             live = FakeWorker("live", ears())
-            session = Session(stored, live=live, whisper=whisper, turns=Turns(), max_seconds=100.0)
+            session = Session(
+                stored, live=live, whisper=whisper, model="whisper-base", turns=Turns(), max_seconds=100.0
+            )
             if session.last_event == 0:
                 await session.begin(VIEW)
                 await session.add(None, Chunk(S16, b"".join(TALK)))

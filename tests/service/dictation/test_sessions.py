@@ -11,7 +11,6 @@ import msgspec
 import pytest
 
 from protocol.errors import DiskFull, ShuttingDown, UnknownSession
-from protocol.events import Ready
 from protocol.jobs import Transcribe
 from service.dictation.request import SessionRequest
 from service.dictation.session import Session
@@ -86,14 +85,30 @@ async def test_what_was_left_goes_on(tmp_path: Path) -> None:
         assert (await service.finish(empty)).json["text"] == ""
 
 
+async def test_after_a_restart_speech_is_heard_with_that_before_it_also_while_the_worker_loads(tmp_path: Path) -> None:
+    """Alone it may be understood otherwise, and the session would end with another text."""
+    first, second = spoken(0.3, 1, 2, 1.0), spoken(3, 0.3)
+    async with dictating(tmp_path) as service:
+        id = await service.create()
+        chunks = len(await service.say(id, first))
+        async with asyncio.timeout(20):
+            while service.house.sessions.view(id).text != text(1, 2):  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+    async with dictating(tmp_path) as service:
+        service.whisper.ready = None
+        await service.send(id, second, seq=chunks)
+        assert (await service.finish(id)).json["text"] == text(1, 2, 3)
+        jobs = [job for job in service.whisper.jobs if isinstance(job, Transcribe)]
+        assert jobs and all(job.context is not None for job in jobs)
+
+
 async def test_the_answer_names_the_model_that_wrote_last(tmp_path: Path) -> None:
     async with dictating(tmp_path) as service:
         begun, finished = await service.create(), await service.create()
         for id in (begun, finished):
             await service.say(id, TALK)
         before = await service.finish(finished)
-    async with dictating(tmp_path) as service:
-        service.whisper.ready = Ready(1, model=msgspec.structs.replace(MULTILINGUAL, id="whisper-tiny"))
+    async with dictating(tmp_path, model=msgspec.structs.replace(MULTILINGUAL, id="whisper-tiny")) as service:
         assert service.house.sessions.view(begun).model == "whisper-base"
         reply = await service.finish(begun)
         assert (reply.json["starling"]["model"], reply.headers["x-starling-model"]) == ("whisper-tiny", "whisper-tiny")
