@@ -84,6 +84,8 @@ def decode(kind: type[T], given: Given, aliases: Mapping[str, str]) -> tuple[T, 
     values: dict[str, Any] = {}
     for name, slot in slots.items():
         value = _value(slot, types[name], given.form)
+        if isinstance(value, dict):
+            ignored += [f"{slot.said}.{key}" for key in value if key not in _members(types[name])]
         if value != [] or not _is_list(types[name]):
             values[name] = value
     try:
@@ -136,7 +138,7 @@ def _sort(
     times = Counter(entry.base for entry in given.entries)
     for entry in given.entries:
         name = aliases.get(entry.base, entry.base)
-        if name not in types or (entry.key is not None and not _has_members(types[name])):
+        if name not in types or (entry.key is not None and entry.key not in _members(types[name])):
             ignored.append(entry.name)
             continue
         if entry.value is None or entry.value == "" or (entry.value == [] and _is_list(types[name])):
@@ -184,14 +186,17 @@ def _blank(item: object) -> bool:
 
 
 def _read_members(members: Mapping[str, Any], kind: inspect.Type, form: bool) -> dict[str, Any]:
-    types = {
+    types = _members(kind)
+    return {key: _read(value, types[key], form) for key, value in members.items() if value != ""}
+
+
+def _members(kind: inspect.Type) -> dict[str, inspect.Type]:
+    """Of an object, by their names; none of anything else."""
+    return {
         entry.name: entry.type
         for option in _options(kind)
         if isinstance(option, inspect.StructType)
         for entry in option.fields
-    }
-    return {
-        key: _read(value, types[key], form) if key in types else value for key, value in members.items() if value != ""
     }
 
 
@@ -214,11 +219,17 @@ def _read(value: Any, kind: inspect.Type, form: bool) -> Any:
                 return _BOOLS.get(text.lower(), value)
             case inspect.IntType() if _INTEGER.fullmatch(text):
                 return int(text)
-            case inspect.FloatType() if _DECIMAL.fullmatch(text) and math.isfinite(float(text)):
-                return float(text)
+            case inspect.FloatType() if (found := number(text)) is not None:
+                return found
             case inspect.LiteralType() if text in option.values:
                 return text
     return value
+
+
+def number(text: str) -> float | None:
+    """A form's finite number; None: it is none."""
+    found = float(text) if _DECIMAL.fullmatch(text) else math.inf
+    return found if math.isfinite(found) else None
 
 
 def _options(kind: inspect.Type) -> tuple[inspect.Type, ...]:

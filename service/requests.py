@@ -160,6 +160,7 @@ def parse_as(kind: type[R], given: Given, ours: Collection[str]) -> tuple[R, lis
     )
     request, unknown = forms.decode(kind, kept, ALIASES)
     ignored = [entry.name for entry in given.entries if entry.base in ours or entry.name in unknown]
+    ignored += [name for name in unknown if name not in ignored]
     request = _with_codes(request)
     _check(request, said)
     if diarized:
@@ -187,7 +188,7 @@ def _lone_zero(given: Given) -> list[Entry]:
 
 def _is_zero(value: Any, form: bool) -> bool:
     if form:
-        return value.strip() in ("0", "0.0", "0.", "0.00")
+        return forms.number(value.strip()) == 0
     return isinstance(value, int | float) and not isinstance(value, bool) and value == 0
 
 

@@ -48,7 +48,8 @@ def test_languages_become_codes_once_each() -> None:
 
 
 def test_a_lone_temperature_of_zero_is_the_ladder_and_a_list_is_itself() -> None:
-    assert form(("temperature", "0")).temperature == TEMPERATURES
+    for zero in ("0", " 0.00", "0.000", "-0", "00", "0e0", "+0", ".0"):
+        assert form(("temperature", zero)).temperature == TEMPERATURES
     assert from_json(temperature=0).temperature == TEMPERATURES
     assert form(("temperature", "0.4")).temperature == (0.4,)
     assert form(("temperature", "0,0.5")).temperature == (0.0, 0.5)
@@ -154,6 +155,15 @@ def test_beams_at_zero_and_samples_above() -> None:
     assert (request.decoding.beam_size, request.decoding.temperature) == (16, (0.0, 0.4))
     assert form(("beam_size", "2")).decoding.temperature == TEMPERATURES
     assert form(("beam_size", "2"), ("temperature", "0")).decoding.temperature == TEMPERATURES
+
+
+def test_an_unknown_member_is_named_like_any_unknown_field() -> None:
+    parts = (Entry("chunking_strategy[type]", "server_vad"), Entry("chunking_strategy[silence_ms]", "900"))
+    request, ignored = requests.parse(Given(parts, form=True))
+    assert (ignored, request.server_vad is not None) == (["chunking_strategy[silence_ms]"], True)
+    for given, in_form in (({"type": "server_vad", "foo": 2}, False), ('{"type": "server_vad", "foo": 2}', True)):
+        request, ignored = requests.parse(Given((Entry("chunking_strategy", given),), form=in_form))
+        assert (ignored, request.server_vad is not None) == (["chunking_strategy.foo"], True)
 
 
 @pytest.mark.parametrize("name", ["words", "logprobs", "silence_rule", "seed", "seed[]"])
