@@ -72,6 +72,8 @@ class Told:
     kind: Any = None
     events: tuple[Any, ...] = ()
     """Types of a stream's events."""
+    end: str = ""
+    """The text with which the stream ends, which is none of them."""
 
 
 def json(kind: Any) -> Told:
@@ -82,9 +84,9 @@ def text(media_type: str) -> Told:
     return Told(media_type)
 
 
-def events(*kinds: Any) -> Told:
-    """A stream of them. The type of the event that tells a late failure is one of them."""
-    return Told("text/event-stream", events=kinds)
+def events(*kinds: Any, end: str = "") -> Told:
+    """A stream of them. The type of the event that tells a late failure is one of them. end: what the last one says."""
+    return Told("text/event-stream", events=kinds, end=end)
 
 
 @dataclass(frozen=True)

@@ -72,8 +72,9 @@ def check(method: str, path: str, status: int, headers: dict[str, str], body: by
     elif media_type == "text/event-stream":
         for line in body.decode().splitlines():
             if line.startswith("data: ") and line != "data: [DONE]":
-                events = media["schema"]["properties"]["data"]["contentSchema"]
-                _fits(json.loads(line.removeprefix("data: ")), events, where)
+                data = media["schema"]["properties"]["data"]
+                events = data["anyOf"][0] if "anyOf" in data else data
+                _fits(json.loads(line.removeprefix("data: ")), events["contentSchema"], where)
 
 
 def _fits(told: Any, schema: Schema, where: str) -> None:

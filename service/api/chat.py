@@ -45,7 +45,7 @@ def _contract(what: str, whole: type, chunk: type, sent: Sent) -> Contract:
         (
             Outcome(
                 f"the whole {what}, or its stream, which ends with [DONE]",
-                (json(whole), events(chunk, Failed)),
+                (json(whole), events(chunk, Failed, end="[DONE]")),
                 headers=KNOWN,
             ),
         ),

@@ -192,12 +192,13 @@ def _answer(answer: Outcome, always: tuple[str, ...], schemas: Schemas) -> Schem
 
 def _told(told: Told, schemas: Schemas) -> Schema:
     if told.events:
-        data = {"anyOf": [schemas.of(kind) for kind in told.events]}
+        event = {"anyOf": [schemas.of(kind) for kind in told.events]}
+        data: Schema = {"type": "string", "contentMediaType": "application/json", "contentSchema": event}
         # OpenAPI 3.1 has no word for it; what clients' generators expect is the schema of one event.
         members = {
             "event": {"type": "string", "description": "The data's `type`, where it has one."},
             "id": {"type": "string", "description": "Where the stream can be resumed."},
-            "data": {"type": "string", "contentMediaType": "application/json", "contentSchema": data},
+            "data": {"anyOf": [data, {"const": told.end}]} if told.end else data,
         }
         about = "One of the stream's events."
         return {"schema": {"type": "object", "description": about, "properties": members, "required": ["data"]}}
