@@ -349,6 +349,9 @@ def _convert(given: _Given, setting: Setting) -> object:
         value = _BOOLEANS.get(value.lower(), value)
     elif setting.is_list:
         value = _several(given)
+        if setting.secret and value == [] != given.value:
+            # An unset variable in somebody's script must not open the service, nor hide the keys of another source.
+            raise ConfigError(f"{given.source}: expected a key, not an empty text")
     try:
         converted: object = msgspec.convert(value, setting.type, strict=given.typed)
     except msgspec.ValidationError as error:

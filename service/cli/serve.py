@@ -96,8 +96,10 @@ async def _serve(config: Config, listening: Listening, ending: ExitStack) -> int
 
     from service.app import create
     from service.cli.announce import announce, curl
+    from service.cli.http1 import refuse_http2
     from service.closing import Closing
 
+    refuse_http2()
     app, over = create(config), asyncio.Event()
     command = curl(listening.url, listening.uds, keyed=bool(config.api_key))
     if config.exit_with_parent:

@@ -128,8 +128,11 @@ class Session:
 
     async def stop(self) -> None:
         """The service ends: who waits for the session hears ShuttingDown. Nothing is lost."""
-        await self._end(ShuttingDown("the server is shutting down; the session goes on when it is back"))
-        self._story.stop()
+        try:
+            await self._end(ShuttingDown("the server is shutting down; the session goes on when it is back"))
+        finally:
+            # Its readers are told also when there is no time to wait for what is under way.
+            self._story.stop()
 
     async def close(self, reason: Reason) -> None:
         """The session is about to be removed. Nothing is written to its files once this has returned."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import httpx
@@ -146,3 +147,19 @@ def test_health_answers_while_an_upload_passes_through(tiny: Server) -> None:
     assert answer.status_code == 400
     assert len(seen) > 3
     assert max(seen) < 120 << 20
+
+
+def first_line(server: Server, sent: bytes) -> bytes:
+    """Of the answer."""
+    host, port = server.url.removeprefix("http://").split(":")
+    with closing(socket.create_connection((host, int(port)), timeout=30)) as connection:
+        connection.sendall(sent)
+        return connection.makefile("rb").readline()
+
+
+def test_http2_is_not_spoken_and_an_upgrade_to_it_is_passed_over(tiny: Server) -> None:
+    """A client that closed its window and left would keep its requests' places for ever."""
+    assert first_line(tiny, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").startswith(b"HTTP/1.1 403 ")
+    upgrade = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQAoAAAAAIAAAAA\r\n"
+    asked = b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n" + upgrade + b"\r\n"
+    assert first_line(tiny, asked).startswith(b"HTTP/1.1 200 ")

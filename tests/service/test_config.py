@@ -62,6 +62,13 @@ def test_an_empty_variable_is_no_value() -> None:
     assert load(None, {"STARLING_PORT": ""}, {}).port == 8080
 
 
+def test_an_empty_key_is_refused_and_hides_no_other() -> None:
+    """As of a script whose variable is not set."""
+    message = "--api-key: expected a key, not an empty text"
+    assert message in refusal(environ={"STARLING_API_KEY": "secret"}, api_key=[""])
+    assert message in refusal(api_key=["", " "])
+
+
 def test_a_folder_is_made_absolute(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     assert load(None, {}, {"data_dir": "here"}).data_dir == str(tmp_path / "here")
