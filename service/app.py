@@ -131,7 +131,7 @@ def build(house: House, lifespan: Lifespan | None = None) -> Starlette:
     app = Starlette(
         routes=_routes(house),
         middleware=[
-            Middleware(Exchange, metrics=house.metrics),
+            Middleware(Exchange, metrics=house.metrics, unread_s=house.config.unread_s),
             Middleware(Access, rules=Rules.of(house.config)),
             Middleware(Admission, most=house.config.max_requests, most_of_one=house.config.max_client_requests),
         ],

@@ -157,7 +157,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         float, Meta(gt=0, description="seconds without a faithful request after which its process ends")
     ] = 60.0
     keepalive_s: Annotated[float, Meta(gt=0, description="seconds between comments on a silent stream")] = 15.0
-    unread_s: Annotated[float, Meta(gt=0, description="seconds for which a client may leave a stream unread")] = 60.0
+    unread_s: Annotated[float, Meta(gt=0, description="seconds for which a client may leave an answer unread")] = 60.0
     grace: Annotated[float, Meta(ge=0, description="seconds that running work may take at shutdown")] = 10.0
     trace: Annotated[bool, Meta(description="log the phases of every request to the language model")] = False
     allow_trace: Annotated[bool, Meta(description="log them for requests with the header x-starling-trace: 1")] = False

@@ -27,15 +27,24 @@ DRAIN_S = 5.0
 """Seconds for which the rest of a refused body is read. Closing on unread bytes would reset the connection, and the
 client would see that instead of the refusal; a client that stops sending ends the wait."""
 
+PIECE = 64 << 10
+"""Bytes of an answer, each of which has to be taken in time: as many as wait in a connection's buffer."""
+
 _ID = re.compile(r"[\x20-\x7e]{1,128}")
 
 
-class Exchange:
-    """Wraps an app: x-request-id on every answer, 500 for the unforeseen, one log line, refused bodies drained."""
+class Unread(Exception):
+    """The client leaves the answer unread."""
 
-    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+
+class Exchange:
+    """Wraps an app: x-request-id on every answer, 500 for the unforeseen, one log line, refused bodies drained, and
+    answers that nobody reads given up after `unread_s`."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics, unread_s: float) -> None:
         self.app = app
         self._metrics = metrics
+        self._unread_s = unread_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
@@ -43,12 +52,14 @@ class Exchange:
             return
         request_id = request_id_of(Headers(scope=scope))
         with naming(request_id):
-            await self._exchange(scope, _Exchange(scope, receive, send, request_id), request_id)
+            await self._exchange(scope, _Exchange(scope, receive, send, request_id, self._unread_s), request_id)
 
     async def _exchange(self, scope: Scope, exchange: _Exchange, request_id: str) -> None:
         began = time.perf_counter()
         try:
             await self.app(scope, exchange.receive, exchange.send)
+        except Unread:
+            log.info("%s: its client read nothing of the answer for %.3g s", request_id, self._unread_s)
         except Exception:
             log.exception("%s failed", request_id)
             await exchange.fail()
@@ -78,8 +89,9 @@ def _note(scope: Scope, status: int | None, seconds: float, request_id: str) -> 
 class _Exchange:
     """One request's messages, both ways."""
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, request_id: str) -> None:
+    def __init__(self, scope: Scope, receive: Receive, send: Send, request_id: str, unread_s: float) -> None:
         self.scope = scope
+        self._unread_s = unread_s
         self._receive = receive
         self._send = send
         self._request_id = request_id
@@ -106,10 +118,26 @@ class _Exchange:
         if self.status == errors.CLIENT_GONE:
             return
         if message["type"] == "http.response.body" and not message.get("more_body", False) and self._unread:
-            await self._send({**message, "more_body": True})
+            await self._pass({**message, "more_body": True})
             await self._drain()
             message = {"type": "http.response.body", "body": b"", "more_body": False}
-        await self._send(message)
+        await self._pass(message)
+
+    async def _pass(self, message: Message) -> None:
+        """Piece by piece. Raises Unread."""
+        body, more = message.get("body", b""), message.get("more_body", False)
+        for start in range(PIECE, len(body), PIECE):
+            await self._taken({**message, "body": body[start - PIECE : start], "more_body": True})
+        if len(body) > PIECE:
+            message = {**message, "body": body[(len(body) - 1) // PIECE * PIECE :], "more_body": more}
+        await self._taken(message)
+
+    async def _taken(self, message: Message) -> None:
+        try:
+            async with asyncio.timeout(self._unread_s):
+                await self._send(message)
+        except TimeoutError:
+            raise Unread from None
 
     async def fail(self) -> None:
         """Answer for an exception that nobody foresaw. A body that has begun can only be cut."""

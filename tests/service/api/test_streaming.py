@@ -392,6 +392,27 @@ def test_a_client_that_stops_reading_before_the_very_last_message_is_given_up_to
         asyncio.run(main(service))
 
 
+def test_an_answer_that_is_no_stream_is_given_up_too(tmp_path: Path, quiet: pytest.LogCaptureFixture) -> None:
+    """Or those who never read would take all the room that --max-requests leaves."""
+
+    async def main(service: Scripted) -> None:
+        async with opened(service.app, "GET", "/openapi.json") as exchange:
+            exchange.stops_at = b'"openapi"'
+            exchange.send(b"", more=False)
+            await exchange.done()
+            exchange.leave()
+        assert exchange.body and not exchange.complete
+        async with opened(service.app, "GET", "/openapi.json") as exchange:
+            exchange.send(b"", more=False)
+            await exchange.done()
+        assert exchange.complete
+        json.loads(exchange.reply().body)
+
+    with scripted(tmp_path, unread_s=0.1, max_requests=1) as service:
+        asyncio.run(main(service))
+    assert quiet.text.count("its client read nothing of the answer for 0.1 s") == 1
+
+
 def test_a_client_that_leaves_while_its_stream_begins_leaves_nothing(service: Scripted) -> None:
     """The status cannot even be sent: what the stream holds is released all the same."""
 
