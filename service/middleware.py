@@ -125,12 +125,11 @@ class _Exchange:
 
     async def _pass(self, message: Message) -> None:
         """Piece by piece. Raises Unread."""
-        body, more = message.get("body", b""), message.get("more_body", False)
-        for start in range(PIECE, len(body), PIECE):
-            await self._taken({**message, "body": body[start - PIECE : start], "more_body": True})
-        if len(body) > PIECE:
-            message = {**message, "body": body[(len(body) - 1) // PIECE * PIECE :], "more_body": more}
-        await self._taken(message)
+        body, sent = message.get("body", b""), 0
+        while len(body) - sent > PIECE:
+            await self._taken({**message, "body": body[sent : sent + PIECE], "more_body": True})
+            sent += PIECE
+        await self._taken({**message, "body": body[sent:]} if sent else message)
 
     async def _taken(self, message: Message) -> None:
         try:

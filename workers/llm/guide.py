@@ -28,7 +28,7 @@ class Guide:
         self._matcher: LLMatcher | None = None if self._trigger else grammar.matcher.deep_copy()
         self._recent: list[int] = []
         """Tokens that the trigger may begin in."""
-        self._writing = None if grammar.spellings is None else Writing()
+        self._writing = None if grammar.spellings is None else Writing(grammar.spellings)
         self._opened = not self._trigger
         """The trigger has been said, or there is none."""
         self.over = False
@@ -50,8 +50,8 @@ class Guide:
             raise self._lost("no token fits")
         bits = np.unpackbits(self._words.view(np.uint8), bitorder="little")
         allowed: Allowed = bits[: self._grammar.tokenizer.vocab_size].view(np.bool_)
-        if self._writing is not None and self._grammar.spellings is not None:
-            self._writing.narrow(allowed, self._grammar.spellings)
+        if self._writing is not None:
+            self._writing.narrow(allowed)
             if not allowed.any():
                 raise self._lost("no token fits")
         return allowed if self._opened else self._outside(allowed)
@@ -87,15 +87,13 @@ class Guide:
             return
         if not self._matcher.consume_token(token):
             self._check()
-        if self._writing is not None and self._grammar.spellings is not None:
-            self._writing.feed(self._grammar.spellings.texts[token])
+        if self._writing is not None:
+            self._writing.take(token)
         self._settle()
 
     def _written(self, tokens: list[int]) -> int:
         """How many of these tokens write no name otherwise than usual."""
-        if self._writing is None or self._grammar.spellings is None:
-            return len(tokens)
-        return self._writing.fits(self._grammar.spellings.texts[token] for token in tokens)
+        return len(tokens) if self._writing is None else self._writing.fits(tokens)
 
     def _settle(self) -> None:
         assert self._matcher is not None

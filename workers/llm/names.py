@@ -7,6 +7,7 @@ Knows JSON's text and tokens; knows no schema and no matcher.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -44,7 +45,36 @@ class Spellings:
 
 
 class Writing:
-    """How far a JSON text is, in terms of its names."""
+    """How far a JSON text of tokens is, in terms of its names."""
+
+    def __init__(self, spellings: Spellings) -> None:
+        self._spellings = spellings
+        self._place = Place()
+
+    def take(self, token: int) -> None:
+        self._place.feed(self._spellings.texts[token])
+
+    def fits(self, tokens: Iterable[int]) -> int:
+        """How many of these tokens could come next, one after the other."""
+        place, count = self._place.copy(), 0
+        for token in tokens:
+            if not place.feed(self._spellings.texts[token]):
+                break
+            count += 1
+        return count
+
+    def narrow(self, allowed: Tokens) -> None:
+        """Take out of `allowed` the tokens that would write a name otherwise."""
+        spellings = self._spellings
+        if self._place.in_name:
+            allowed &= ~(spellings.escaped if self._place.escaped else spellings.otherwise)
+        for token in spellings.turning[allowed[spellings.turning]]:
+            if not self.fits([token]):
+                allowed[token] = False
+
+
+class Place:
+    """Where in a JSON text one is."""
 
     def __init__(self) -> None:
         self._open = bytearray()
@@ -54,25 +84,28 @@ class Writing:
         self._is_name = False
         """Of the last string."""
         self._in_string = False
-        self._escaped = False
+        self.escaped = False
+        """Behind a backslash."""
 
-    def copy(self) -> Writing:
-        found = Writing()
+    @property
+    def in_name(self) -> bool:
+        return self._in_string and self._is_name
+
+    def copy(self) -> Place:
+        found = copy.copy(self)
         found._open = self._open[:]
-        found._valued, found._is_name = self._valued, self._is_name
-        found._in_string, found._escaped = self._in_string, self._escaped
         return found
 
     def feed(self, text: bytes) -> bool:
         """Go on; False: a name is written otherwise than usual, and what comes after that was not looked at."""
         for byte in text:
             if self._in_string:
-                if self._escaped:
-                    self._escaped = False
+                if self.escaped:
+                    self.escaped = False
                     if self._is_name and byte in OTHERWISE:
                         return False
                 else:
-                    self._escaped, self._in_string = byte == BACKSLASH, byte != QUOTE
+                    self.escaped, self._in_string = byte == BACKSLASH, byte != QUOTE
             elif byte == QUOTE:
                 self._in_string = True
                 self._is_name = self._open[-1:] == b"{" and not self._valued
@@ -86,26 +119,9 @@ class Writing:
                 self._valued = byte == COLON
         return True
 
-    def fits(self, texts: Iterable[bytes]) -> int:
-        """How many of these texts could come next, one after the other."""
-        copy, count = self.copy(), 0
-        for text in texts:
-            if not copy.feed(text):
-                break
-            count += 1
-        return count
 
-    def narrow(self, allowed: Tokens, spellings: Spellings) -> None:
-        """Take out of `allowed` the tokens that would write a name otherwise."""
-        if self._in_string and self._is_name:
-            allowed &= ~(spellings.escaped if self._escaped else spellings.otherwise)
-        for token in spellings.turning[allowed[spellings.turning]]:
-            if not self.fits([spellings.texts[token]]):
-                allowed[token] = False
-
-
-def _within_a_name() -> Writing:
-    found = Writing()
+def _within_a_name() -> Place:
+    found = Place()
     found.feed(b'{"')
     return found
 

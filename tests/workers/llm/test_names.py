@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workers.llm.names import Spellings, Writing
+from workers.llm.names import Place, Spellings, Writing
 
 NAMES = st.text(alphabet='a/"\\\n{}[]:,é', min_size=1, max_size=4)
 VALUES = st.recursive(
@@ -56,15 +56,16 @@ def test_a_name_that_is_written_otherwise_is_noticed_wherever_tokens_end(value: 
     data = text.encode()
     places = sorted({0, len(data), *(chance.randrange(len(data) + 1) for _ in range(6))})
     tokens = [data[start:end] for start, end in pairwise(places)]
-    spellings, writing, fits = Spellings(tokens), Writing(), True
+    writing, place, fits = Writing(Spellings(tokens)), Place(), True
     for token, piece in enumerate(tokens):
         allowed = np.ones(len(tokens), np.bool_)
-        writing.narrow(allowed, spellings)
-        assert [writing.fits([each]) == 1 for each in tokens] == allowed.tolist()
+        writing.narrow(allowed)
+        assert [writing.fits([each]) == 1 for each in range(len(tokens))] == allowed.tolist()
         if not allowed[token]:
             fits = False
             break
-        assert writing.feed(piece)
+        writing.take(token)
+        assert place.feed(piece)
     assert fits is not otherwise
 
 
